@@ -1,0 +1,1 @@
+"""The data model and the file. Never imports torch or sglang."""

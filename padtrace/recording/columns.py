@@ -1,0 +1,149 @@
+"""How one column of integers is laid into tensors, and back.
+
+In memory a column is int64 with the codes of `recording.absent`. In a file it takes the narrowest
+signed type that holds it, by the first of these encodings that is smallest:
+
+- `constant`: no tensor; the one value stands in the schema.
+- `delta`: differences to the row before, for counters and times.
+- `dictionary`: an index tensor (`NAME`) and a tensor of distinct values (`NAME.dictionary`).
+- `plain`: the values.
+
+Absent values take the three lowest numbers of the stored type (see `recording.absent`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from padtrace.errors import BadRecordingError
+from padtrace.recording.absent import ABSENT_CODES, HIGHEST_ABSENT_CODE
+
+Int64Array = NDArray[np.int64]
+
+ENCODINGS = ("constant", "delta", "dictionary", "plain")
+_SIGNED_TYPES = (np.int8, np.int16, np.int32, np.int64)
+_MAX_DICTIONARY = 2**15
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedColumn:
+    """A column as a file holds it: its encoding, the constant if any, its tensors by suffix."""
+
+    encoding: str
+    constant: int | None
+    tensors: dict[str, NDArray[np.signedinteger]]
+
+
+def narrow(values: Int64Array) -> NDArray[np.signedinteger]:
+    """The same values in the narrowest signed type, absent codes moved to that type's lowest."""
+    absent = values <= HIGHEST_ABSENT_CODE
+    present = values[~absent]
+    low, high = (int(present.min()), int(present.max())) if present.size else (0, 0)
+    for candidate in _SIGNED_TYPES:
+        limits = np.iinfo(candidate)
+        if low > limits.min + 2 and high <= limits.max:
+            break
+    narrowed = np.where(absent, 0, values).astype(candidate)
+    if absent.any():
+        narrowed[absent] = (values[absent] - ABSENT_CODES[0] + limits.min).astype(candidate)
+    result: NDArray[np.signedinteger] = narrowed
+    return result
+
+
+def widen(stored: NDArray[np.signedinteger]) -> Int64Array:
+    """The inverse of `narrow`."""
+    wide = stored.astype(np.int64)
+    lowest = int(np.iinfo(stored.dtype).min)
+    absent = wide <= lowest + 2
+    if absent.any():
+        wide[absent] = wide[absent] - lowest + ABSENT_CODES[0]
+    return wide
+
+
+def encode(values: Int64Array, *, anchor: bool = False) -> EncodedColumn:
+    """Choose the smallest encoding of a column.
+
+    Args:
+        values: int64, shape (rows,).
+        anchor: never `constant`, so that the file proves how many rows its table has.
+    """
+    if values.size and not anchor and bool((values == values[0]).all()):
+        return EncodedColumn("constant", int(values[0]), {})
+    best = EncodedColumn("plain", None, {"": narrow(values)})
+    for candidate in (_as_delta(values), _as_dictionary(values)):
+        if candidate is not None and _bytes(candidate) < _bytes(best):
+            best = candidate
+    return best
+
+
+def decode(
+    encoding: str,
+    constant: int | None,
+    tensors: dict[str, NDArray[np.signedinteger]],
+    rows: int,
+    where: str,
+) -> Int64Array:
+    """Rebuild a column of `rows` int64 values.
+
+    Raises:
+        BadRecordingError: the tensors do not fit the encoding or the row count.
+    """
+    if encoding == "constant":
+        if constant is None:
+            raise _bad(where, "a constant column states no value")
+        return np.broadcast_to(np.int64(constant), (rows,))
+    stored = tensors[""]
+    if stored.shape != (rows,):
+        raise _bad(where, f"it has shape {stored.shape}, its table {rows} rows")
+    if encoding == "plain":
+        return widen(stored)
+    if encoding == "delta":
+        with np.errstate(over="ignore"):
+            return np.cumsum(stored.astype(np.int64), dtype=np.int64)
+    index = stored.astype(np.int64)
+    dictionary = widen(tensors[".dictionary"])
+    if rows and (int(index.min()) < 0 or int(index.max()) >= dictionary.size):
+        raise _bad(where, f"an index lies outside its dictionary of {dictionary.size}")
+    return dictionary[index]
+
+
+def _as_delta(values: Int64Array) -> EncodedColumn | None:
+    if values.size < 2 or bool((values <= HIGHEST_ABSENT_CODE).any()):
+        return None
+    low, high = int(values.min()), int(values.max())
+    if high - low >= 2**62:
+        return None
+    steps = np.diff(values, prepend=np.int64(0))
+    for candidate in _SIGNED_TYPES[:-1]:
+        limits = np.iinfo(candidate)
+        if int(steps.min()) >= limits.min and int(steps.max()) <= limits.max:
+            return EncodedColumn("delta", None, {"": steps.astype(candidate)})
+    return None
+
+
+def _as_dictionary(values: Int64Array) -> EncodedColumn | None:
+    if values.size < 16:
+        return None
+    distinct, index = np.unique(values, return_inverse=True)
+    if distinct.size > _MAX_DICTIONARY:
+        return None
+    return EncodedColumn(
+        "dictionary",
+        None,
+        {"": narrow(index.astype(np.int64)), ".dictionary": narrow(distinct)},
+    )
+
+
+def _bytes(column: EncodedColumn) -> int:
+    return sum(tensor.nbytes for tensor in column.tensors.values())
+
+
+def _bad(where: str, why: str) -> BadRecordingError:
+    return BadRecordingError(
+        f"bad recording: column {where} cannot be read",
+        f"{why}",
+        "the file is damaged or was not written by padtrace; ask for it again",
+    )

@@ -1,0 +1,288 @@
+"""Reads a recording as hostile input: bounded, typed errors, nothing executed.
+
+The whole file is verified before anything is believed: container, format version, digests, row
+counts, then that every index points to something.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from padtrace.errors import BadRecordingError
+from padtrace.recording import schema
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE
+from padtrace.recording.columns import ENCODINGS, Int64Array, decode, widen
+from padtrace.recording.model import Recording, TableData
+from padtrace.recording.writer import digest, metadata_digest
+
+MAX_FILE_BYTES = 4 << 30
+MAX_HEADER_BYTES = 64 << 20
+MAX_VECTOR_VALUES_PER_ROW = 1 << 20
+_ASK_AGAIN = "ask for the file again, or record once more"
+_DTYPES = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
+
+
+class _ColumnEntry(msgspec.Struct):
+    encoding: str
+    type: str
+    constant: int | None = None
+
+
+class _TableEntry(msgspec.Struct):
+    rows: int
+    columns: dict[str, _ColumnEntry]
+
+
+class _TensorEntry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read(path: Path) -> Recording:
+    """Open and verify a recording.
+
+    Raises:
+        BadRecordingError: with the offset or the name of what is wrong.
+    """
+    return from_bytes(_load(path), str(path))
+
+
+def from_bytes(data: bytes, name: str) -> Recording:
+    """The same for a file that is in memory already; `name` is for messages."""
+    tensors, texts = _container(data, name)
+    _check_format(texts, name)
+    if metadata_digest(texts) != texts.get("metadata_digest"):
+        raise _bad(name, "its metadata do not match their digest", _ASK_AGAIN)
+    digests = _json(texts, "digests", dict[str, str], name)
+    for tensor_name, tensor in tensors.items():
+        if digests.get(tensor_name) != digest(tensor.tobytes()):
+            raise _bad(
+                name,
+                f"tensor {tensor_name} does not match its digest: bytes were changed",
+                _ASK_AGAIN,
+            )
+    if digests.keys() != tensors.keys():
+        missing = sorted(digests.keys() - tensors.keys())
+        raise _bad(name, f"tensor {missing[0]} is listed but absent", _ASK_AGAIN)
+    recording = _assemble(tensors, texts, name, limit=len(data))
+    _check_references(recording, name)
+    return recording
+
+
+def _load(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            why = "it is a folder" if path.is_dir() else "there is no such file"
+            raise _bad(str(path), why, "check the path; `padtrace record` prints where it wrote")
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise _bad(str(path), f"{size} bytes exceed the limit of {MAX_FILE_BYTES}", "split it")
+        return path.read_bytes()
+    except OSError as error:
+        raise _bad(str(path), f"{error.strerror}", "check the path and its permissions") from error
+
+
+def _container(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    header, start = _header(data, name)
+    texts: dict[str, str] = {}
+    tensors: dict[str, NDArray[Any]] = {}
+    for key, raw in header.items():
+        if key == "__metadata__":
+            texts = _convert(raw, dict[str, str], "__metadata__", name)
+        else:
+            tensors[key] = _tensor(data, start, key, raw, name)
+    return tensors, texts
+
+
+def _header(data: bytes, name: str) -> tuple[dict[str, msgspec.Raw], int]:
+    if not data:
+        raise _bad(name, "the file is empty (0 bytes)", _ASK_AGAIN)
+    if len(data) < 8:
+        raise _bad(name, f"cut off at offset {len(data)}, inside the 8-byte length", _ASK_AGAIN)
+    length = int.from_bytes(data[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise _bad(
+            name,
+            f"offset 0 claims a header of {length} bytes; the limit is {MAX_HEADER_BYTES}",
+            "this is no recording, or it is damaged",
+        )
+    if 8 + length > len(data):
+        raise _bad(
+            name, f"the header ends at offset {8 + length}, the file at {len(data)}", _ASK_AGAIN
+        )
+    try:
+        return msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw]), 8 + length
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(
+            name,
+            f"the header at offset 8 is no JSON object: {error}",
+            "this is no safetensors file",
+        ) from error
+
+
+def _tensor(data: bytes, start: int, key: str, raw: msgspec.Raw, name: str) -> NDArray[Any]:
+    entry = _convert(raw, _TensorEntry, key, name)
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None or len(entry.shape) != 1:
+        raise _bad(
+            name,
+            f"tensor {key} ({entry.dtype}, {len(entry.shape)} dimensions) is no column of integers",
+            "this is a safetensors file, but no padtrace recording",
+        )
+    begin, end = entry.data_offsets
+    size = entry.shape[0] * np.dtype(dtype).itemsize
+    if begin < 0 or end - begin != size or start + end > len(data):
+        raise _bad(
+            name,
+            f"tensor {key} should lie at offsets {start + begin} to {start + end}"
+            f" with {size} bytes; the file has {len(data)}",
+            _ASK_AGAIN,
+        )
+    return np.frombuffer(data, dtype=dtype, count=entry.shape[0], offset=start + begin)
+
+
+def _check_format(texts: dict[str, str], name: str) -> None:
+    stated = texts.get("format", "")
+    family, _, version = stated.partition("/")
+    if family != schema.FORMAT_NAME:
+        raise _bad(
+            name,
+            "its metadata name no padtrace format",
+            "this is a safetensors file, but no padtrace recording",
+        )
+    if not version.isdecimal() or int(version) > schema.FORMAT_VERSION:
+        raise _bad(
+            name,
+            f"its format version is {version[:20]}; this padtrace reads {schema.FORMAT_VERSION}",
+            "upgrade padtrace: pip install -U padtrace",
+        )
+
+
+def _assemble(
+    tensors: dict[str, NDArray[Any]], texts: dict[str, str], name: str, limit: int
+) -> Recording:
+    entries = _json(texts, "tables", dict[str, _TableEntry], name)
+    tables: dict[str, TableData] = {}
+    for table in schema.all_tables():
+        entry = entries.get(table.name, _TableEntry(rows=0, columns={}))
+        if not 0 <= entry.rows <= limit:
+            raise _bad(name, f"table {table.name} claims {entry.rows} rows", _ASK_AGAIN)
+        tables[table.name] = TableData(
+            table.name, entry.rows, _loader(table.name, entry, tensors, name)
+        )
+    return Recording(
+        tables=tables,
+        strings=_json(texts, "strings", list[str], name),
+        vector_values=widen(_required(tensors, "vector/values", name)),
+        vector_offsets=widen(_required(tensors, "vector/offsets", name)),
+        facts=_json(texts, "facts", list[dict[str, Any]], name),
+        coverage=_json(texts, "coverage", dict[str, Any], name),
+        about=_json(texts, "about", dict[str, Any], name),
+    )
+
+
+def _loader(
+    table: str, entry: _TableEntry, tensors: dict[str, NDArray[Any]], name: str
+) -> Callable[[str], Int64Array | None]:
+    def load(column: str) -> Int64Array | None:
+        described = entry.columns.get(column)
+        if described is None:
+            return None
+        where = f"{table}/{column}"
+        if described.encoding not in ENCODINGS:
+            raise _bad(
+                name, f"column {where} has encoding {described.encoding!r}", "upgrade padtrace"
+            )
+        parts: dict[str, NDArray[Any]] = {}
+        if described.encoding != "constant":
+            parts[""] = _required(tensors, where, name)
+        if described.encoding == "dictionary":
+            parts[".dictionary"] = _required(tensors, f"{where}.dictionary", name)
+        return decode(described.encoding, described.constant, parts, entry.rows, where)
+
+    return load
+
+
+def _check_references(recording: Recording, name: str) -> None:
+    _check_vectors(recording, name)
+    if len(recording.facts) != recording.rows("process"):
+        raise _bad(name, "its facts do not match its processes", _ASK_AGAIN)
+    limits = {
+        schema.ColumnType.STRING: len(recording.strings),
+        schema.ColumnType.VECTOR: recording.rows("vector"),
+        schema.ColumnType.STRINGS: recording.rows("vector"),
+        schema.ColumnType.SNAPSHOT: recording.rows("snapshot"),
+    }
+    for table in schema.all_tables():
+        data = recording.table(table.name)
+        for column in table.columns:
+            limit = (
+                recording.rows("process") if column.name == "process" else limits.get(column.type)
+            )
+            if limit is not None:
+                _check_index(data.column(column.name), limit, f"{table.name}/{column.name}", name)
+    _check_anchors(recording, name)
+
+
+def _check_anchors(recording: Recording, name: str) -> None:
+    """Rows that no stored column proves would let a small file claim a huge table."""
+    for kind in schema.EVENT_KINDS:
+        data = recording.table(kind)
+        if data.rows and data.column("enter_seq").strides == (0,):
+            raise _bad(name, f"table {kind} does not store its enter_seq", _ASK_AGAIN)
+
+
+def _check_vectors(recording: Recording, name: str) -> None:
+    offsets = recording.vector_offsets
+    lengths = np.diff(offsets)
+    if (
+        offsets.size != recording.rows("vector") + 1
+        or int(offsets[0]) != 0
+        or int(offsets[-1]) != recording.vector_values.size
+        or bool((lengths < 0).any())
+        or (lengths.size and int(lengths.max()) > MAX_VECTOR_VALUES_PER_ROW)
+    ):
+        raise _bad(name, "the offsets of its vectors do not fit their values", _ASK_AGAIN)
+
+
+def _check_index(values: Int64Array, limit: int, where: str, name: str) -> None:
+    if not values.size:
+        return
+    present = values[:1] if values.strides == (0,) else values
+    present = present[present > HIGHEST_ABSENT_CODE]
+    if present.size and (int(present.min()) < 0 or int(present.max()) >= limit):
+        raise _bad(name, f"column {where} points past the {limit} entries there are", _ASK_AGAIN)
+
+
+_Wanted = TypeVar("_Wanted")
+
+
+def _json(texts: dict[str, str], key: str, wanted: type[_Wanted], name: str) -> _Wanted:
+    if key not in texts:
+        raise _bad(name, f"its metadata lack {key!r}", _ASK_AGAIN)
+    return _convert(msgspec.Raw(texts[key].encode()), wanted, key, name)
+
+
+def _convert(raw: msgspec.Raw, wanted: type[_Wanted], key: str, name: str) -> _Wanted:
+    try:
+        return msgspec.json.decode(raw, type=wanted)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(name, f"{key} cannot be read: {error}", _ASK_AGAIN) from error
+
+
+def _required(tensors: dict[str, NDArray[Any]], key: str, name: str) -> NDArray[Any]:
+    if key not in tensors:
+        raise _bad(name, f"tensor {key} is missing", _ASK_AGAIN)
+    return tensors[key]
+
+
+def _bad(name: str, why: str, hint: str) -> BadRecordingError:
+    return BadRecordingError(f"bad recording: {os.path.basename(name) or name}", why, hint)

@@ -1,0 +1,139 @@
+"""Writes a Recording to one safetensors file, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from padtrace import __version__
+from padtrace.errors import UsageError
+from padtrace.recording import schema
+from padtrace.recording.columns import encode, narrow
+from padtrace.recording.model import Recording
+
+
+def write(recording: Recording, path: Path, *, force: bool = False) -> int:
+    """Write `recording` to `path` (mode 0600), atomically; returns the size in bytes.
+
+    Raises:
+        UsageError: the file exists and `force` is not set, or the folder cannot be written.
+    """
+    if path.exists() and not force:
+        raise UsageError(
+            f"{path} exists already",
+            "padtrace does not overwrite a recording unasked",
+            "choose another name, or add --force",
+        )
+    data = to_bytes(recording)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}", f"{error.strerror}", "choose a folder that can be written"
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {path}", f"{error.strerror}", "free some space or choose another folder"
+        ) from error
+    return len(data)
+
+
+def to_bytes(recording: Recording) -> bytes:
+    """The file as bytes."""
+    tensors: dict[str, NDArray[Any]] = {}
+    described: dict[str, Any] = {}
+    for table in schema.all_tables():
+        if table.name == "vector":
+            continue
+        described[table.name] = _describe(recording, table, tensors)
+    tensors["vector/values"] = narrow(recording.vector_values)
+    tensors["vector/offsets"] = narrow(recording.vector_offsets)
+    described["vector"] = {
+        "rows": recording.rows("vector"),
+        "meaning": schema.VECTOR.meaning,
+        "columns": {},
+    }
+    return save(tensors, metadata=_metadata(recording, described, tensors))
+
+
+def _describe(
+    recording: Recording, table: schema.Table, tensors: dict[str, NDArray[Any]]
+) -> dict[str, Any]:
+    data = recording.table(table.name)
+    columns: dict[str, Any] = {}
+    anchor = _anchor(table)
+    for column in table.columns:
+        values = np.ascontiguousarray(data.column(column.name))
+        encoded = encode(values, anchor=column.name == anchor)
+        entry: dict[str, Any] = {
+            "type": column.type.value,
+            "unit": column.unit,
+            "meaning": column.meaning,
+            "encoding": encoded.encoding,
+        }
+        if encoded.constant is not None:
+            entry["constant"] = encoded.constant
+        for suffix, tensor in encoded.tensors.items():
+            tensors[f"{table.name}/{column.name}{suffix}"] = tensor
+            if not suffix:
+                entry["dtype"] = str(tensor.dtype)
+        columns[column.name] = entry
+    return {"rows": data.rows, "meaning": table.meaning, "columns": columns}
+
+
+def _anchor(table: schema.Table) -> str:
+    """The column that is stored in full, so that the file proves its row count."""
+    return "enter_seq" if table.name in schema.EVENT_KINDS else table.columns[0].name
+
+
+def _metadata(
+    recording: Recording, described: dict[str, Any], tensors: dict[str, NDArray[Any]]
+) -> dict[str, str]:
+    about = {**recording.about, "producer": f"padtrace {__version__}"}
+    parts: dict[str, Any] = {
+        "about": about,
+        "absent": {
+            "none": "lowest number of the column's dtype: SGLang held None",
+            "no attribute": "lowest + 1: this release has no such attribute",
+            "not observed": "lowest + 2: nobody looked",
+            "constant": "constants use int64 for this",
+        },
+        "tables": described,
+        "strings": recording.strings,
+        "facts": recording.facts,
+        "coverage": recording.coverage,
+        "digests": {name: digest(tensor.tobytes()) for name, tensor in tensors.items()},
+    }
+    texts = {name: msgspec.json.encode(part).decode() for name, part in parts.items()}
+    texts["format"] = f"{schema.FORMAT_NAME}/{schema.FORMAT_VERSION}"
+    texts["metadata_digest"] = metadata_digest(texts)
+    return texts
+
+
+def digest(data: bytes) -> str:
+    """BLAKE2b of 16 bytes, in hexadecimal."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def metadata_digest(texts: dict[str, str]) -> str:
+    """Digest over every metadata entry but itself, names included."""
+    joined = "\0".join(
+        f"{name}\0{texts[name]}" for name in sorted(texts) if name != "metadata_digest"
+    )
+    return digest(joined.encode())
