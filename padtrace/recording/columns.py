@@ -4,7 +4,8 @@ In memory a column is int64 with the codes of `recording.absent`. In a file it t
 signed type that holds it, by the first of these encodings that is smallest:
 
 - `constant`: no tensor; the one value stands in the schema.
-- `delta`: differences to the row before, for counters and times.
+- `delta`: steps to the row before, for counters and times; at the rows `NAME.fresh_rows` the
+  value starts afresh from `NAME.fresh_values`.
 - `dictionary`: an index tensor (`NAME`) and a tensor of distinct values (`NAME.dictionary`).
 - `plain`: the values.
 
@@ -14,6 +15,7 @@ Absent values take the three lowest numbers of the stored type (see `recording.a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,15 @@ from padtrace.errors import BadRecordingError
 from padtrace.recording.absent import ABSENT_CODES, HIGHEST_ABSENT_CODE
 
 Int64Array = NDArray[np.int64]
+IntegerArray = NDArray[np.signedinteger[Any]]
 
-ENCODINGS = ("constant", "delta", "dictionary", "plain")
+# Each encoding with the suffixes of its further tensors.
+ENCODINGS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "plain": ("",),
+    "delta": ("", ".fresh_rows", ".fresh_values"),
+    "dictionary": ("", ".dictionary"),
+}
 _SIGNED_TYPES = (np.int8, np.int16, np.int32, np.int64)
 _MAX_DICTIONARY = 2**15
 
@@ -34,10 +43,10 @@ class EncodedColumn:
 
     encoding: str
     constant: int | None
-    tensors: dict[str, NDArray[np.signedinteger]]
+    tensors: dict[str, IntegerArray]
 
 
-def narrow(values: Int64Array) -> NDArray[np.signedinteger]:
+def narrow(values: Int64Array) -> IntegerArray:
     """The same values in the narrowest signed type, absent codes moved to that type's lowest."""
     absent = values <= HIGHEST_ABSENT_CODE
     present = values[~absent]
@@ -46,14 +55,13 @@ def narrow(values: Int64Array) -> NDArray[np.signedinteger]:
         limits = np.iinfo(candidate)
         if low > limits.min + 2 and high <= limits.max:
             break
-    narrowed = np.where(absent, 0, values).astype(candidate)
+    narrowed: IntegerArray = np.where(absent, 0, values).astype(candidate)
     if absent.any():
         narrowed[absent] = (values[absent] - ABSENT_CODES[0] + limits.min).astype(candidate)
-    result: NDArray[np.signedinteger] = narrowed
-    return result
+    return narrowed
 
 
-def widen(stored: NDArray[np.signedinteger]) -> Int64Array:
+def widen(stored: IntegerArray) -> Int64Array:
     """The inverse of `narrow`."""
     wide = stored.astype(np.int64)
     lowest = int(np.iinfo(stored.dtype).min)
@@ -82,7 +90,7 @@ def encode(values: Int64Array, *, anchor: bool = False) -> EncodedColumn:
 def decode(
     encoding: str,
     constant: int | None,
-    tensors: dict[str, NDArray[np.signedinteger]],
+    tensors: dict[str, IntegerArray],
     rows: int,
     where: str,
 ) -> Int64Array:
@@ -101,8 +109,7 @@ def decode(
     if encoding == "plain":
         return widen(stored)
     if encoding == "delta":
-        with np.errstate(over="ignore"):
-            return np.cumsum(stored.astype(np.int64), dtype=np.int64)
+        return _from_delta(tensors, rows, where)
     index = stored.astype(np.int64)
     dictionary = widen(tensors[".dictionary"])
     if rows and (int(index.min()) < 0 or int(index.max()) >= dictionary.size):
@@ -111,17 +118,39 @@ def decode(
 
 
 def _as_delta(values: Int64Array) -> EncodedColumn | None:
+    """Steps to the row before; rows whose step is too wide start afresh with their value."""
     if values.size < 2 or bool((values <= HIGHEST_ABSENT_CODE).any()):
         return None
-    low, high = int(values.min()), int(values.max())
-    if high - low >= 2**62:
+    if int(values.max()) - int(values.min()) >= 2**62:
         return None
-    steps = np.diff(values, prepend=np.int64(0))
+    steps = np.diff(values, prepend=values[0])
+    best: EncodedColumn | None = None
     for candidate in _SIGNED_TYPES[:-1]:
         limits = np.iinfo(candidate)
-        if int(steps.min()) >= limits.min and int(steps.max()) <= limits.max:
-            return EncodedColumn("delta", None, {"": steps.astype(candidate)})
-    return None
+        fresh = np.flatnonzero((steps < limits.min) | (steps > limits.max))
+        fresh = np.union1d(fresh, [0]).astype(np.int64)
+        stored = steps.copy()
+        stored[fresh] = 0
+        tensors: dict[str, IntegerArray] = {
+            "": stored.astype(candidate),
+            ".fresh_rows": narrow(fresh),
+            ".fresh_values": narrow(values[fresh]),
+        }
+        encoded = EncodedColumn("delta", None, tensors)
+        if best is None or _bytes(encoded) < _bytes(best):
+            best = encoded
+    return best
+
+
+def _from_delta(tensors: dict[str, IntegerArray], rows: int, where: str) -> Int64Array:
+    fresh, values = widen(tensors[".fresh_rows"]), widen(tensors[".fresh_values"])
+    ordered = fresh.size == values.size and bool((np.diff(fresh) > 0).all())
+    if rows and (not ordered or not fresh.size or int(fresh[0]) != 0 or int(fresh[-1]) >= rows):
+        raise _bad(where, "the rows at which its steps start afresh make no sense")
+    with np.errstate(over="ignore"):
+        summed = np.cumsum(tensors[""].astype(np.int64), dtype=np.int64)
+        lengths = np.diff(np.append(fresh, rows))
+        return summed + np.repeat(values - summed[fresh], lengths)
 
 
 def _as_dictionary(values: Int64Array) -> EncodedColumn | None:

@@ -201,11 +201,10 @@ def _loader(
             raise _bad(
                 name, f"column {where} has encoding {described.encoding!r}", "upgrade padtrace"
             )
-        parts: dict[str, NDArray[Any]] = {}
-        if described.encoding != "constant":
-            parts[""] = _required(tensors, where, name)
-        if described.encoding == "dictionary":
-            parts[".dictionary"] = _required(tensors, f"{where}.dictionary", name)
+        parts = {
+            suffix: _required(tensors, f"{where}{suffix}", name)
+            for suffix in ENCODINGS[described.encoding]
+        }
         return decode(described.encoding, described.constant, parts, entry.rows, where)
 
     return load
