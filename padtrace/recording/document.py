@@ -1,0 +1,72 @@
+"""Prints the schema as the page `docs/recording-format.md`, so that page and code agree."""
+
+from __future__ import annotations
+
+from padtrace.recording import columns, schema
+
+_OPENING = f"""# The recording format
+
+<!-- Written by `make docs` from padtrace/recording/schema.py. A test holds them together. -->
+
+A recording is one `.safetensors` file, format `{schema.FORMAT_NAME}/{schema.FORMAT_VERSION}`. It opens
+with the plain safetensors library and explains itself there: `__metadata__` holds the same tables
+as this page.
+
+## Metadata
+
+Every entry of `__metadata__` is a string; all but the first and last are JSON.
+
+| key | holds |
+| --- | --- |
+| `format` | `{schema.FORMAT_NAME}/VERSION`; a reader refuses a version it does not know |
+| `about` | where the recording came from: source (`server`, `made`, `replay`), tier, SGLang release |
+| `tables` | for every table its rows, for every column its type, unit, meaning, encoding, dtype |
+| `absent` | the codes of the three kinds of absent |
+| `strings` | what string columns index |
+| `facts` | one object per process: server arguments, sizes and ranks, workers, fingerprints |
+| `coverage` | what each hook saw, and what could not be seen |
+| `digests` | BLAKE2b (16 bytes) of every tensor |
+| `metadata_digest` | the same over all other entries |
+
+## Columns
+
+A column is one tensor `TABLE/COLUMN` of the narrowest signed integer type that holds it. Its
+encoding stands in `tables`:
+
+- `plain`: the values.
+- `constant`: no tensor; the value stands in `tables`.
+- `delta`: steps to the row before. At the rows in `TABLE/COLUMN.fresh_rows` the value starts afresh
+  from `TABLE/COLUMN.fresh_values`.
+- `dictionary`: indices into `TABLE/COLUMN.dictionary`.
+
+Absent values are the three lowest numbers of the stored type, in this order: None (SGLang held
+None), no attribute (this release has no such attribute), not observed (nobody looked). Constants
+count as int64. `show --json` prints them as `null`, `"no attribute"` and `"not observed"`.
+
+Types: `int` and `bool` are numbers; `string` indexes `strings`; `vector` is a row of the ragged
+table `vector` (`vector/offsets` has one entry more than rows, row i is
+`vector/values[offsets[i]:offsets[i + 1]]`); `strings` is such a row whose values index `strings`;
+`snapshot` is a row of the table `snapshot`. Equal vectors and snapshots are stored once.
+
+Rows of event tables are sorted by process and order of entry. Columns may be added by later
+versions; an older file then reads as "not observed" there.
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    assert set(columns.ENCODINGS) == {"constant", "plain", "delta", "dictionary"}
+    parts = [
+        _OPENING,
+        _section("Header of every event", "Present in each event table.", schema.HEADER),
+    ]
+    for table in (schema.PROCESS, schema.SNAPSHOT, *schema.EVENTS):
+        parts.append(_section(f"Table `{table.name}`", f"{table.meaning}.", table.columns))
+    return "\n".join(parts)
+
+
+def _section(title: str, opening: str, rows: tuple[schema.Column, ...]) -> str:
+    lines = [f"## {title}", "", opening[0].upper() + opening[1:], ""]
+    lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{c.name}` | {c.type.value} | {c.unit} | {c.meaning} |" for c in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,20 @@
+"""Writes the pages of docs/ that come from code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from padtrace.recording import document
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def pages() -> dict[str, str]:
+    """File name to content of every generated page."""
+    return {"recording-format.md": document.markdown()}
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (DOCS / name).write_text(text)
+        print(f"wrote docs/{name}")
