@@ -8,9 +8,9 @@ _OPENING = f"""# The recording format
 
 <!-- Written by `make docs` from padtrace/recording/schema.py. A test holds them together. -->
 
-A recording is one `.safetensors` file, format `{schema.FORMAT_NAME}/{schema.FORMAT_VERSION}`. It opens
-with the plain safetensors library and explains itself there: `__metadata__` holds the same tables
-as this page.
+A recording is one `.safetensors` file of format `{schema.FORMAT_NAME}/{schema.FORMAT_VERSION}`.
+It opens with the plain safetensors library and explains itself there: `__metadata__` holds the same
+tables as this page.
 
 ## Metadata
 
@@ -19,7 +19,7 @@ Every entry of `__metadata__` is a string; all but the first and last are JSON.
 | key | holds |
 | --- | --- |
 | `format` | `{schema.FORMAT_NAME}/VERSION`; a reader refuses a version it does not know |
-| `about` | where the recording came from: source (`server`, `made`, `replay`), tier, SGLang release |
+| `about` | where it came from: source (`server`, `made`, `replay`), tier, SGLang release |
 | `tables` | for every table its rows, for every column its type, unit, meaning, encoding, dtype |
 | `absent` | the codes of the three kinds of absent |
 | `strings` | what string columns index |
