@@ -1,0 +1,151 @@
+"""What a lab server is started with: environment, arguments, port. Pure functions, no process.
+
+The server's interpreter must have padtrace installed (`pip install padtrace`, or `-e` a checkout):
+SGLang finds the stand-ins through the entry point `padtrace_lab` of its plugin group, and a path
+alone gives no entry point. It must have a CPU or CUDA torch and what SGLang imports; SGLang itself
+may be installed there or given as a folder.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from padtrace.errors import EnvironmentMissingError, UsageError
+
+LabModel = Literal["dsa", "qwen3"]
+
+_HERE = Path(__file__).resolve().parent
+SITE = _HERE / "site"
+MODELS = _HERE / "models"
+
+_SWITCHES = {
+    "PADTRACE_LAB": "1",
+    # The lab is a CPU server also where there is a GPU: its stand-ins would meet real kernels.
+    "CUDA_VISIBLE_DEVICES": "",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    # Triton kernels that no stand-in replaces run interpreted.
+    "TRITON_INTERPRET": "1",
+    # The second version of the top-k plan is a JIT-compiled CUDA kernel.
+    "SGLANG_OPT_USE_TOPK_V2": "0",
+    # Compiling the model's small helpers costs seconds per new shape.
+    "TORCHDYNAMO_DISABLE": "1",
+    # The ranks share few cores; more threads only wait for each other.
+    "OMP_NUM_THREADS": "1",
+    # SGLang warms up by a request to itself, which must not leave by a proxy.
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+}
+
+_COMMON_ARGUMENTS = [
+    "--device=cpu",
+    "--load-format=dummy",
+    "--skip-tokenizer-init",
+    "--mem-fraction-static=0.05",
+    "--max-total-tokens=4096",
+    "--max-running-requests=16",
+    "--host=127.0.0.1",
+]
+_MODEL_ARGUMENTS: dict[LabModel, tuple[str, list[str]]] = {
+    "dsa": (
+        "tiny-dsa",
+        [
+            "--attention-backend=dsa",
+            "--dsa-decode-backend=flashmla_kv",
+            "--dsa-prefill-backend=flashmla_kv",
+            "--kv-cache-dtype=fp8_e4m3",
+            "--disable-cuda-graph",
+        ],
+    ),
+    "qwen3": ("tiny-qwen3", ["--attention-backend=torch_native", "--disable-overlap-schedule"]),
+}
+
+
+def lab_environment(
+    base_env: Mapping[str, str],
+    *,
+    sglang_root: Path | None,
+    ranks: int,
+    real_indexer: bool = False,
+    fix_30642: bool = False,
+    cores: Sequence[int] | None = None,
+) -> dict[str, str]:
+    """The environment of a lab server, from the one it is started in.
+
+    Args:
+        base_env: usually `os.environ`; what it says of SGLANG_* and padtrace stays.
+        sglang_root: an unpacked wheel or a checkout; None for the SGLang of the interpreter.
+        ranks: processes that run a model (the tensor-parallel size of the server).
+        real_indexer: run SGLang's own DSA indexer on stand-in kernels, not the faster stub.
+        fix_30642: the counter-test with PR #30642's alignment; touches code under test.
+        cores: CPU cores to bind ranks to, in turn; by default those this process may use.
+
+    Raises EnvironmentMissingError when sglang_root holds no SGLang, UsageError when ranks < 1.
+    """
+    if ranks < 1:
+        raise UsageError(f"a server cannot have {ranks} ranks", hint="Give --tp 1 or more.")
+    environment = {**base_env, **_SWITCHES}
+    # Without cached bytecode every one of the 4 to 12 processes compiles SGLang anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    path = [str(SITE), *filter(None, [base_env.get("PYTHONPATH")])]
+    if sglang_root is not None:
+        path.insert(0, str(_python_root(sglang_root)))
+    environment["PYTHONPATH"] = os.pathsep.join(path)
+    # SGLang wants one entry per rank, also where ranks share a core.
+    available = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
+    bound = (str(available[rank % len(available)]) for rank in range(ranks))
+    environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(bound)
+    if environment.get("SGLANG_PLUGINS"):  # an allow list that does not know of us
+        environment["SGLANG_PLUGINS"] += ",padtrace_lab"
+    if real_indexer:
+        environment["PADTRACE_LAB_REAL_INDEXER"] = "1"
+        environment["SGLANG_DISABLE_DSA_INDEXER_FUSION"] = "1"  # the fused kernel has no stand-in
+    if fix_30642:
+        environment["PADTRACE_LAB_FIX_30642"] = "1"
+    return environment
+
+
+def lab_server_arguments(
+    model: LabModel, *, port: int, tp: int, extra: Sequence[str] = ()
+) -> list[str]:
+    """Arguments for `python -m sglang.launch_server`: a tiny model with dummy weights on a CPU.
+
+    `extra` comes last and therefore wins where it repeats an option. Raises UsageError for a model
+    the lab does not have.
+    """
+    if model not in get_args(LabModel):
+        raise UsageError(
+            f"the lab has no model {model!r}",
+            "It brings two tiny configurations and no weights.",
+            f"Use one of: {', '.join(get_args(LabModel))}.",
+        )
+    folder, arguments = _MODEL_ARGUMENTS[model]
+    return [
+        f"--model-path={MODELS / folder}",
+        *arguments,
+        *_COMMON_ARGUMENTS,
+        f"--port={port}",
+        f"--tp={tp}",
+        *extra,
+    ]
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _python_root(sglang_root: Path) -> Path:
+    for root in (sglang_root, sglang_root / "python"):
+        if (root / "sglang" / "srt").is_dir():
+            return root.resolve()
+    raise EnvironmentMissingError(
+        f"no SGLang in {sglang_root}",
+        "Neither sglang/srt nor python/sglang/srt is there.",
+        "Give the folder of an unpacked wheel or of a checkout.",
+    )

@@ -1,0 +1,285 @@
+"""The process of a lab server: start it, wait for it, ask it, end it.
+
+Talks to 127.0.0.1 only. See `padtrace.lab.environment` for what the server is started with.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from padtrace.errors import EnvironmentMissingError
+from padtrace.lab.environment import LabModel, free_port, lab_environment, lab_server_arguments
+
+_READY = "The server is fired up and ready to roll!"
+_CRASHED = "Scheduler hit an exception"
+_STANDINS = "padtrace lab: process"
+# "RuntimeError: ...", also behind the prefix of SGLang's logger.
+_ERROR_LINE = re.compile(r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception|SystemExit)\b.*)$")
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 10.0
+# A crashing scheduler logs first and ends its process group a little later.
+_LAST_WORDS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a start ended: state, seconds it took, and for a failure the last error in the log."""
+
+    state: Literal["ready", "died", "timeout"]
+    seconds: float
+    reason: str = ""
+
+
+class LabServerError(EnvironmentMissingError):
+    """The lab server did not start, or is gone."""
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path, timeout: float) -> Outcome:
+    """Wait until the server says it serves, ends, or `timeout` seconds have passed."""
+    started = time.monotonic()
+    while True:
+        seconds = time.monotonic() - started
+        log = _read(log_path)
+        if _READY in log:
+            return Outcome("ready", seconds)
+        if process.poll() is not None or _CRASHED in log:
+            _wait_for_end(process, _LAST_WORDS_SECONDS)
+            return Outcome("died", seconds, reason_of_death(_read(log_path)))
+        if seconds > timeout:
+            return Outcome("timeout", seconds, f"not ready after {timeout:.0f} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def reason_of_death(log: str) -> str:
+    """The error a server died of, as one line from its log.
+
+    The first error of the first scheduler traceback, since what other processes log later only
+    follows from it; without such a traceback the last error line.
+    """
+    if _STANDINS not in log and "padtrace lab: stand-ins not installed" not in log:
+        return (
+            "the lab's stand-ins were not loaded: padtrace is not installed in the server's "
+            "interpreter, or the server ended before it loaded plugins"
+        )
+    _, crash, after = log.partition(_CRASHED)
+    errors = [
+        match[1]
+        for line in (after if crash else log).splitlines()
+        if (match := _ERROR_LINE.match(line))
+    ]
+    if not errors:
+        return "no error in the log"
+    return errors[0] if crash else errors[-1]
+
+
+class LabServer:
+    """A lab server as a context manager; on exit its whole process group is ended.
+
+    Entering starts the process and returns at once; call `wait_until_ready` next.
+    """
+
+    def __init__(
+        self,
+        model: LabModel,
+        *,
+        log_path: Path,
+        sglang_root: Path | None = None,
+        tp: int = 1,
+        extra: Sequence[str] = (),
+        port: int | None = None,
+        python: str = sys.executable,
+        real_indexer: bool = False,
+        fix_30642: bool = False,
+        extra_environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare a server of `model` with `tp` ranks; nothing is started yet.
+
+        Args:
+            log_path: file for the output of all its processes; replaced.
+            sglang_root: unpacked wheel or checkout; None for the SGLang of `python`.
+            extra: further server arguments, such as `["--dp=2", "--enable-dp-attention"]`.
+            port: by default a free one.
+            python: interpreter with padtrace and SGLang's packages.
+            extra_environment: further variables, such as a recorder's.
+        """
+        self.port = free_port() if port is None else port
+        self.log_path = log_path
+        arguments = lab_server_arguments(model, port=self.port, tp=tp, extra=extra)
+        self.command = [python, "-m", "sglang.launch_server", *arguments]
+        self.environment = lab_environment(
+            {**os.environ, **(extra_environment or {})},
+            sglang_root=sglang_root,
+            ranks=tp,
+            real_indexer=real_indexer,
+            fix_30642=fix_30642,
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The server's first process, leader of the group all others belong to."""
+        if self._process is None:
+            raise LabServerError("the lab server was not started", hint="Use it in a with block.")
+        return self._process
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server in a session of its own, so that `stop` reaches all its processes."""
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, timeout: float = 300.0) -> Outcome:
+        """See the function `wait_until_ready`."""
+        return wait_until_ready(self.process, self.log_path, timeout)
+
+    def wait_until_dead(self, timeout: float) -> Outcome:
+        """Wait for the death of a server that was ready; state "ready" if it still lives."""
+        started = time.monotonic()
+        while (seconds := time.monotonic() - started) <= timeout:
+            if self.process.poll() is not None or _CRASHED in _read(self.log_path):
+                _wait_for_end(self.process, _LAST_WORDS_SECONDS)
+                return Outcome("died", seconds, reason_of_death(_read(self.log_path)))
+            time.sleep(_POLL_SECONDS)
+        return Outcome("ready", seconds)
+
+    def request(
+        self,
+        input_ids: Sequence[int],
+        *,
+        max_new_tokens: int = 4,
+        timeout: float = 120.0,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Generate greedily from token ids and return the server's JSON answer.
+
+        fields: further fields of the request, such as SGLang's `routed_dp_rank`. Raises
+        LabServerError with the reason when the server dies meanwhile or refuses.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        body = {"input_ids": list(input_ids), "sampling_params": sampling, **fields}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/generate",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        # An opener without proxies: whatever the environment says, this stays on the machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=timeout) as answer:
+                result: dict[str, Any] = json.load(answer)
+                return result
+        except urllib.error.HTTPError as error:
+            refusal = error.read().decode(errors="replace")
+            raise LabServerError("the lab server refused a request", refusal[:500]) from error
+        except OSError as error:
+            outcome = self.wait_until_dead(timeout=_LAST_WORDS_SECONDS)
+            why = outcome.reason if outcome.state == "died" else str(error)
+            raise LabServerError(
+                "the lab server did not answer", why, f"Its log is {self.log_path}."
+            ) from error
+
+    def stop(self) -> int:
+        """End the process group and return the exit code of the server's first process."""
+        process = self.process
+        for ending in (signal.SIGTERM, signal.SIGKILL):
+            _signal_group(process.pid, ending)
+            if _wait_for_end(process, _STOP_SECONDS):
+                break
+        _signal_group(process.pid, signal.SIGKILL)  # ranks that outlived the first process
+        return process.wait()
+
+
+def run_lab(
+    model: LabModel,
+    *,
+    log_path: Path,
+    sglang_root: Path | None = None,
+    tp: int = 1,
+    dp: int = 1,
+    extra: Sequence[str] = (),
+    port: int | None = None,
+    real_indexer: bool = False,
+    fix_30642: bool = False,
+    start_timeout: float = 600.0,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Serve until the server ends or the user interrupts; for the command `padtrace lab`.
+
+    `dp` above 1 means DP attention. Returns the server's own exit code, 0 after an interrupt.
+    Raises LabServerError when the server does not come up.
+    """
+    attention = [f"--dp={dp}", "--enable-dp-attention"] if dp > 1 else []
+    server = LabServer(
+        model,
+        log_path=log_path,
+        sglang_root=sglang_root,
+        tp=tp,
+        extra=[*attention, *extra],
+        port=port,
+        real_indexer=real_indexer,
+        fix_30642=fix_30642,
+    )
+    say(f"Starting {model} with {tp} ranks; its log is {log_path}.")
+    with server:
+        outcome = server.wait_until_ready(start_timeout)
+        if outcome.state != "ready":
+            raise LabServerError(
+                f"the lab server did not come up ({outcome.state} after {outcome.seconds:.0f} s)",
+                outcome.reason,
+                f"Its log is {log_path}.",
+            )
+        say(f"Ready after {outcome.seconds:.0f} s at http://127.0.0.1:{server.port}; Ctrl-C ends.")
+        try:
+            return server.process.wait()
+        except KeyboardInterrupt:
+            return 0
+
+
+def _read(log_path: Path) -> str:
+    try:
+        return log_path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(leader, number)
