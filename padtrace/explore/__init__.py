@@ -1,0 +1,1 @@
+"""Features composed of the verbs: recordings made, swept, shrunk, exported."""
