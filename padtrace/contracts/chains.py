@@ -1,0 +1,63 @@
+"""Where a number came from: the recorded provenance, or what the order of events shows.
+
+A replay stores the arithmetic of SGLang's own calls in `about["chains"]` (a key
+`process/enter_seq/column` to an index of `about["chain_texts"]`). Without it only the events
+themselves are told; no arithmetic is invented.
+"""
+
+from __future__ import annotations
+
+from padtrace.contracts import wording
+from padtrace.contracts.evidence import Evidence
+from padtrace.contracts.model import Finding
+
+_LEFT_COLUMNS = ("exit.input_ids.rows", "input_ids.rows", "q.shape", "entry.input_ids.rows")
+
+
+def stored(evidence: Evidence, kind: str, row: int, columns: tuple[str, ...]) -> list[str]:
+    """The recorded chain of the first of these columns that has one, otherwise empty."""
+    about = evidence.recording.about
+    keys, texts = about.get("chains"), about.get("chain_texts")
+    if row < 0 or not isinstance(keys, dict) or not isinstance(texts, list):
+        return []
+    process = int(evidence.column(kind, "process")[row])
+    entered = int(evidence.column(kind, "enter_seq")[row])
+    for column in columns:
+        index = keys.get(f"{process}/{entered}/{column}")
+        if isinstance(index, int) and 0 <= index < len(texts) and isinstance(texts[index], list):
+            return [str(text) for text in texts[index]]
+    return []
+
+
+def left_chain(evidence: Evidence, finding: Finding) -> list[str]:
+    """How the left side came to its value: for q, through the pad."""
+    if finding.event != "pad":
+        chain = stored(evidence, finding.event, finding.row, (finding.left.name, *_LEFT_COLUMNS))
+        if chain:
+            return chain
+    chain = stored(evidence, "pad", finding.pad_row, (finding.left.name, *_LEFT_COLUMNS))
+    if chain:
+        return chain
+    if not finding.left.name.startswith("q.") or finding.pad_row < 0:
+        return []
+    before = wording.snapshot_number(evidence, "pad", "entry", "input_ids.rows", finding.pad_row)
+    function = evidence.text(int(evidence.column("pad", "function")[finding.pad_row]))
+    step = f"{function or 'pad'} -> {finding.left.value}"
+    return [step] if before is None else [str(before), step]
+
+
+def right_chain(evidence: Evidence, finding: Finding) -> list[str]:
+    """How the right side came to its value: for metadata, through the plan."""
+    columns = (finding.right.name, "num_splits.rows", "planned.rows")
+    chain = stored(evidence, "plan", finding.plan_row, columns)
+    if chain:
+        return chain
+    if finding.plan_row < 0:
+        return []
+    planned = wording.planned_rows(evidence, finding)
+    chain = []
+    if planned is not None:
+        chain.append(f"{planned} planned {finding.planned}" if finding.planned else f"{planned}")
+    function = evidence.text(int(evidence.column("plan", "function")[finding.plan_row]))
+    chain.append(f"{function or 'plan'} -> {finding.right.value}")
+    return chain

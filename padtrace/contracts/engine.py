@@ -1,0 +1,226 @@
+"""Checks a Recording against the contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from padtrace.contracts import chains, tolerances
+from padtrace.contracts.catalogue import CONTRACTS
+from padtrace.contracts.evidence import NO_ROW, Evidence, pack
+from padtrace.contracts.known import KnownReports
+from padtrace.contracts.model import (
+    Contract,
+    Evaluation,
+    Finding,
+    Group,
+    Quantity,
+    Report,
+    Severity,
+    Violations,
+)
+from padtrace.contracts.wording import number
+from padtrace.errors import UsageError
+from padtrace.recording.columns import Int64Array
+from padtrace.recording.model import Recording
+
+MAX_PER_SIGNATURE = 100
+CLEAN, DIVERGENT, NOTHING_OBSERVED = "clean", "divergent", "nothing-observed"
+ALWAYS_NEEDED = ("PT101",)
+_ORDER = {Severity.CRASH: 0, Severity.SILENT: 1, Severity.SUSPECT: 2}
+
+
+def check(
+    recording: Recording,
+    only: set[str] | None = None,
+    *,
+    known: KnownReports | None = None,
+    strict: bool = False,
+) -> Report:
+    """Evaluate the contracts on every event of a recording.
+
+    Args:
+        only: ids of the contracts to evaluate; all where None.
+        known: public reports to compare findings with; the shipped ones where None.
+        strict: count differences that a backend is declared to put up with as suspects.
+
+    Returns:
+        the report. "clean" needs at least one evaluation of PT101, or of each contract named.
+
+    Raises:
+        UsageError: `only` names a contract that does not exist.
+    """
+    chosen = _choose(only)
+    evidence = Evidence(recording)
+    reports = known or KnownReports.shipped()
+    groups: list[Group] = []
+    findings: list[Finding] = []
+    tolerated: list[Group] = []
+    evaluated: dict[str, int] = {}
+    skipped: dict[str, dict[str, int]] = {}
+    cut = 0
+    for contract in chosen:
+        result = contract.evaluate(evidence)
+        evaluated[contract.id] = result.evaluated
+        skipped[contract.id] = result.skipped
+        for group, members in _groups(evidence, contract, result, reports):
+            if group.first.tolerated and not strict:
+                tolerated.append(group)
+                continue
+            group.first.group = len(groups)
+            groups.append(group)
+            findings.extend(members)
+            cut += group.count - len(members)
+    asked = tuple(sorted(only)) if only else ALWAYS_NEEDED
+    seen = all(evaluated.get(name, 0) for name in asked)
+    verdict = DIVERGENT if groups else CLEAN if seen else NOTHING_OBSERVED
+    order = sorted(range(len(groups)), key=lambda i: _rank(groups[i]))
+    groups = [groups[i] for i in order]
+    findings.sort(key=lambda finding: _ORDER[finding.severity])
+    return Report(findings, groups, tolerated, evaluated, skipped, cut, verdict, asked)
+
+
+def _choose(only: set[str] | None) -> list[Contract]:
+    if not only:
+        return list(CONTRACTS.values())
+    unknown = sorted(only - CONTRACTS.keys())
+    if unknown:
+        raise UsageError(
+            f"there is no contract {unknown[0]}",
+            f"known are {', '.join(CONTRACTS)}",
+            "`padtrace explain` lists them",
+        )
+    return [contract for name, contract in CONTRACTS.items() if name in only]
+
+
+def _rank(group: Group) -> tuple[int, str, int]:
+    return (_ORDER[group.first.severity], group.first.contract, -group.count)
+
+
+def _groups(
+    evidence: Evidence, contract: Contract, result: Evaluation, reports: KnownReports
+) -> Iterable[tuple[Group, list[Finding]]]:
+    for violations in result.violations:
+        if not violations.rows.size:
+            continue
+        signatures = _signatures(evidence, violations)
+        process = evidence.column(violations.event_kind, "process")[violations.rows]
+        step = evidence.column(violations.event_kind, "step")[violations.rows]
+        order = np.lexsort((violations.rows, process, step, signatures))
+        starts = np.flatnonzero(np.diff(signatures[order], prepend=-1))
+        for start, end in zip(starts, [*starts[1:], order.size], strict=True):
+            members = order[start:end]
+            findings = [
+                _finding(evidence, contract, violations, int(i))
+                for i in members[:MAX_PER_SIGNATURE]
+            ]
+            yield _group(evidence, contract, findings, process[members], step[members], reports)
+
+
+def _signatures(evidence: Evidence, violations: Violations) -> Int64Array:
+    """One number per violation; equal ones are told once."""
+    kind, rows = violations.event_kind, violations.rows
+    none = np.full(rows.shape, NO_ROW, dtype=np.int64)
+    plans = none if violations.plans is None else violations.plans
+    columns = [
+        np.sign(violations.right - violations.expected),
+        none if violations.modes is None else violations.modes,
+        evidence.column(kind, "worker")[rows],
+        _planned_before(evidence, violations).astype(np.int64),
+        evidence.at("plan", "function", plans),
+        evidence.snapshot("plan", "entry", "spec_info.num_tokens_per_req", plans),
+        none if violations.tolerated is None else violations.tolerated.astype(np.int64),
+    ]
+    _, signatures = np.unique(pack(columns), return_inverse=True)
+    return signatures.astype(np.int64).reshape(rows.shape)
+
+
+def _planned_before(evidence: Evidence, violations: Violations) -> Int64Array:
+    """1 where the plan was made before the pad of its forward, 0 after it, -1 unknown."""
+    unknown = np.full(violations.rows.shape, -1, dtype=np.int64)
+    if violations.plans is None or violations.pads is None:
+        return unknown
+    plan = evidence.at("plan", "enter_seq", violations.plans)
+    pad = evidence.at("pad", "enter_seq", violations.pads)
+    return np.where((violations.plans >= 0) & (violations.pads >= 0), plan < pad, unknown)
+
+
+def _finding(
+    evidence: Evidence, contract: Contract, violations: Violations, index: int
+) -> Finding:
+    kind, row = violations.event_kind, int(violations.rows[index])
+    process = int(evidence.column(kind, "process")[row])
+    planned = int(_planned_before(evidence, violations)[index])
+    tolerated = violations.tolerated is not None and bool(violations.tolerated[index])
+    finding = Finding(
+        contract=contract.id,
+        name=contract.name,
+        severity=Severity.SUSPECT if tolerated else violations.severity or contract.severity,
+        event=kind,
+        row=row,
+        left=Quantity(violations.left_name, int(violations.left[index])),
+        right=Quantity(
+            violations.right_name, int(violations.right[index]), int(violations.expected[index])
+        ),
+        process=process,
+        rank=number(evidence, "process", "global_rank", process),
+        step=number(evidence, kind, "step", row),
+        forward=number(evidence, kind, "forward", row),
+        batch=number(evidence, kind, "batch", row),
+        draft_step=number(evidence, kind, "draft_step", row),
+        enter_seq=number(evidence, kind, "enter_seq", row),
+        worker=evidence.text(int(evidence.column(kind, "worker")[row])),
+        mode=None if violations.modes is None else evidence.text(int(violations.modes[index])),
+        plan_row=NO_ROW if violations.plans is None else int(violations.plans[index]),
+        pad_row=NO_ROW if violations.pads is None else int(violations.pads[index]),
+        planned={1: "before the pad", 0: "after the pad"}.get(planned),
+        outcome=violations.outcome,
+    )
+    if tolerated:
+        finding.tolerated = tolerances.reason(evidence, finding)
+    finding.left.chain = chains.left_chain(evidence, finding)
+    finding.right.chain = chains.right_chain(evidence, finding)
+    return finding
+
+
+def _group(
+    evidence: Evidence,
+    contract: Contract,
+    findings: list[Finding],
+    processes: Int64Array,
+    steps: Int64Array,
+    reports: KnownReports,
+) -> tuple[Group, list[Finding]]:
+    first = findings[0]
+    for finding in findings:
+        matches = [] if finding.tolerated else reports.matching(evidence, finding)
+        finding.known_reports = [report.id for report in matches]
+        finding.avoid = list(dict.fromkeys(r.avoid for r in matches if r.avoid))
+        finding.sentence = (
+            contract.sentence(evidence, finding) if contract.sentence else _plain(finding)
+        )
+    ranks = [
+        rank
+        for process in np.unique(processes)
+        if (rank := number(evidence, "process", "global_rank", int(process))) is not None
+    ]
+    group = Group(
+        first=first,
+        count=int(processes.size),
+        ranks=ranks,
+        first_step=first.step,
+        last_step=_last(steps),
+    )
+    return group, findings
+
+
+def _last(steps: Int64Array) -> int | None:
+    value = int(steps.max())
+    return value if value >= 0 else None
+
+
+def _plain(finding: Finding) -> str:
+    right = finding.right
+    needs = f", needs {right.expected}" if right.expected is not None else ""
+    return f"{right.name} {right.value}{needs}: {finding.left.name} is {finding.left.value}"

@@ -1,0 +1,187 @@
+"""PT101: num_splits has one entry more than q has rows (kinds T1 and T2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from padtrace.contracts import wording
+from padtrace.contracts.evidence import Evidence, present
+from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity, Violations
+from padtrace.contracts.rules import expected_num_splits
+from padtrace.contracts.sites import (
+    Sites,
+    forward_of,
+    launch_sites,
+    modes_of,
+    pad_sites,
+    unpadded_sites,
+)
+from padtrace.recording.absent import NONE_CODE
+
+IN_GRAPH = "the forward ran in a replayed graph, where no FlashMLA call is seen"
+NO_PLAN = "no plan with num_splits was recorded for the forward"
+NO_ROWS = "the forward has no rows to plan"
+ROWS_UNKNOWN = "the rows of q were not observed"
+NO_SPLITS = "the kernel called takes no num_splits"
+NO_CALL = "the forward finished without a FlashMLA call that takes num_splits"
+OTHER_KERNEL = "prefill runs another kernel (--dsa-prefill-backend)"
+GRAPH_PLAN = "the plan was made for a graph bucket (see PT304 and PT305)"
+
+FLASHMLA_KV = "flashmla_kv"
+_PREFILL_BACKEND = ("dsa_prefill_backend", "nsa_prefill_backend")
+
+
+def evaluate(evidence: Evidence) -> Evaluation:
+    """Judge every FlashMLA call, then every forward whose call was not recorded."""
+    result = Evaluation()
+    launches = launch_sites(evidence)
+    settled = launches.select(_judge_launches(evidence, launches, result))
+    seen_pads = settled.pads
+    seen_forwards = forward_of(evidence, "launch", settled.rows)
+    pads = pad_sites(evidence)
+    pads = pads.select(~np.isin(pads.rows, seen_pads))
+    _judge_plans(evidence, pads, result)
+    forwards = unpadded_sites(evidence)
+    forwards = forwards.select(~np.isin(forwards.rows, seen_forwards))
+    _judge_plans(evidence, forwards, result)
+    return result
+
+
+def _judge_launches(evidence: Evidence, sites: Sites, result: Evaluation) -> BoolArray:
+    """Judge the calls; true where the call settles its forward, so that the plan need not."""
+    num_splits = evidence.column("launch", "num_splits.rows")
+    without = num_splits == NONE_CODE
+    result.skip(NO_SPLITS, int(without.sum()))
+    judged = present(num_splits) & present(sites.q_rows)
+    result.evaluated += int(judged.sum())
+    broken = judged & (num_splits != expected_num_splits(sites.q_rows))
+    failed = evidence.column("launch", "failed") == 1
+    for stopped, outcome in ((True, wording.STOPPED), (False, wording.STOPS)):
+        _report(evidence, sites, num_splits, broken & (failed == stopped), outcome, result)
+    return np.asarray(judged | without)
+
+
+def _judge_plans(evidence: Evidence, sites: Sites, result: Evaluation) -> None:
+    num_splits = evidence.at("plan", "num_splits.rows", sites.plans)
+    open_sites = np.ones(sites.rows.shape, dtype=np.bool_)
+    for reason, mask in _reasons(evidence, sites):
+        result.skip(reason, int((open_sites & mask).sum()))
+        open_sites &= ~mask
+    result.evaluated += int(open_sites.sum())
+    expected = expected_num_splits(sites.q_rows)
+    broken = open_sites & (num_splits != expected)
+    _report(evidence, sites, num_splits, broken, wording.WOULD_STOP, result)
+
+
+def _reasons(evidence: Evidence, sites: Sites) -> list[tuple[str, BoolArray]]:
+    """Why a forward without a recorded call cannot be judged, in order of precedence."""
+    forwards = forward_of(evidence, sites.kind, sites.rows)
+    in_graph = evidence.at("forward", "can_run_graph", forwards) == 1
+    unplanned = sites.plans < 0
+    return [
+        (IN_GRAPH, in_graph),
+        (NO_ROWS, unplanned & (sites.q_rows == 0)),
+        (NO_PLAN, unplanned),
+        (ROWS_UNKNOWN, ~present(sites.q_rows)),
+        (GRAPH_PLAN, present(evidence.at("plan", "graph_bucket", sites.plans))),
+        (NO_CALL, _finished_without_call(evidence, forwards)),
+        (OTHER_KERNEL, _prefill_elsewhere(evidence, sites)),
+    ]
+
+
+def _finished_without_call(
+    evidence: Evidence, forwards: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> BoolArray:
+    """Where calls are recorded at all, a finished forward without one made none."""
+    watched = bool(present(evidence.column("launch", "num_splits.rows")).any())
+    finished = present(evidence.at("forward", "exit_seq", forwards))
+    failed = evidence.at("forward", "failed", forwards) == 1
+    return np.asarray(finished & ~failed & watched)
+
+
+def _prefill_elsewhere(evidence: Evidence, sites: Sites) -> BoolArray:
+    elsewhere = np.zeros(evidence.count("process"), dtype=np.bool_)
+    for process in range(elsewhere.size):
+        arguments = evidence.facts(process).server_args
+        backend = next((arguments[name] for name in _PREFILL_BACKEND if arguments.get(name)), None)
+        elsewhere[process] = backend not in (None, FLASHMLA_KV)
+    extends = evidence.is_text(modes_of(evidence, sites), "EXTEND", "MIXED")
+    process = evidence.column(sites.kind, "process")[sites.rows]
+    return np.asarray(extends & elsewhere[process])
+
+
+def _report(
+    evidence: Evidence,
+    sites: Sites,
+    num_splits: np.ndarray[tuple[int], np.dtype[np.int64]],
+    broken: BoolArray,
+    outcome: str,
+    result: Evaluation,
+) -> None:
+    if not broken.any():
+        return
+    chosen = sites.select(broken)
+    result.violations.append(
+        Violations(
+            event_kind=chosen.kind,
+            rows=chosen.rows,
+            left_name="q.rows",
+            left=chosen.q_rows,
+            right_name="num_splits.rows",
+            right=num_splits[broken],
+            expected=expected_num_splits(chosen.q_rows),
+            plans=chosen.plans,
+            pads=chosen.pads,
+            modes=modes_of(evidence, chosen),
+            outcome=outcome,
+        )
+    )
+
+
+def sentence(evidence: Evidence, finding: Finding) -> str:
+    """`num_splits 7, needs 9: the FlashMLA metadata of ... were planned for 6 rows ...`"""
+    head = f"num_splits {finding.right.value}, needs {finding.right.expected}"
+    who = wording.who(finding)
+    q_rows = finding.left.value
+    if finding.plan_row < 0:
+        return (
+            f"{head}: a FlashMLA call of {who} got q of {q_rows} rows; the plan that made "
+            "num_splits was not recorded"
+        )
+    planned = wording.planned_rows(evidence, finding)
+    if finding.pad_row < 0:
+        return (
+            f"{head}: the FlashMLA metadata of {who} were planned for {planned} rows, "
+            f"the call has q of {q_rows} rows and no pad was recorded"
+        )
+    return (
+        f"{head}: the FlashMLA metadata of {who} were planned for {planned} rows "
+        f"{finding.planned} {wording.pad_made(evidence, finding)}"
+    )
+
+
+PAGE = """
+Each row of q needs its own entry in num_splits, and one closing entry: num_splits is the running
+sum that tells a row where its partial results begin and end.
+
+SGLang counts these rows twice. `prepare_mlp_sync_batch` (with `_pad_inputs_to_size`) decides how
+many rows q gets; `cal_padded_tokens`, called by the attention backend when it plans, decides for
+how many rows num_splits is made. Neither asks the other. If the plan is made before the pad, or
+aligns to other sizes, the two numbers part.
+
+The FlashMLA kernel checks the length and stops: "num_splits must have shape (b+1)".
+
+Judged at every recorded FlashMLA call; where no call was recorded, on the plan and the rows that
+would have reached the call.
+"""
+
+CONTRACT = Contract(
+    id="PT101",
+    name="num_splits rows",
+    kinds=("T1", "T2"),
+    rule="num_splits has one entry more than q has rows",
+    severity=Severity.CRASH,
+    page=PAGE,
+    evaluate=evaluate,
+    sentence=sentence,
+)

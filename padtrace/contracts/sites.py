@@ -1,0 +1,148 @@
+"""Forwards as the kernel sees them: how many rows of q, which plan, which pad.
+
+A site is one FlashMLA call, or, where no call was recorded, one padded forward with the rows that
+would have reached it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from padtrace.contracts.evidence import NO_ROW, Evidence, present
+from padtrace.recording.absent import NOT_OBSERVED_CODE
+from padtrace.recording.columns import Int64Array
+
+NO_BOUND = 2**61
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Places where q meets the metadata, as columns of equal length.
+
+    `kind` is the table of `rows` (launch, pad or forward); `q_rows` what reaches the kernel;
+    `plans` and `pads` rows of those tables, -1 where none.
+    """
+
+    kind: str
+    rows: Int64Array
+    q_rows: Int64Array
+    plans: Int64Array
+    pads: Int64Array
+
+    def select(self, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Sites:
+        return Sites(
+            self.kind, self.rows[mask], self.q_rows[mask], self.plans[mask], self.pads[mask]
+        )
+
+
+def launch_sites(evidence: Evidence) -> Sites:
+    """Every recorded kernel call, with the plan and the pad that came before it."""
+    rows = np.arange(evidence.count("launch"), dtype=np.int64)
+    order = evidence.column("launch", "enter_seq")
+    q_rows = evidence.vector_items(evidence.column("launch", "q.shape"), 0)
+    plans = evidence.plan_before("launch", rows, order, evidence.split_plans)
+    return Sites("launch", rows, q_rows, plans, _pads_of(evidence, "launch", rows, order))
+
+
+def pad_sites(evidence: Evidence) -> Sites:
+    """Every padded forward, launched or not."""
+    pads = evidence.top_pads
+    bound = _end_of_pads(evidence, pads)
+    plans = evidence.plan_before("pad", pads, bound, evidence.split_plans)
+    return Sites("pad", pads, rows_after_pad(evidence, pads), plans, pads)
+
+
+def unpadded_sites(evidence: Evidence) -> Sites:
+    """Forwards that no pad was recorded for."""
+    pads = evidence.top_pads
+    rows = np.arange(evidence.count("forward"), dtype=np.int64)
+    entered = evidence.column("forward", "enter_seq")
+    end = evidence.column("forward", "exit_seq")
+    end = np.where(present(end), end, NO_BOUND)
+    padded = np.zeros(rows.shape, dtype=np.bool_)
+    for names in (("process", "forward"), ("process", "batch")):
+        pad_keys = evidence.keys("pad", pads, *names)
+        usable = present(pad_keys[1])
+        order = evidence.column("pad", "enter_seq")[pads][usable]
+        index = evidence.first_after(
+            ([key[usable] for key in pad_keys], order),
+            (evidence.keys("forward", rows, *names), entered),
+        )
+        first = order[np.maximum(index, 0)] if order.size else np.full(rows.shape, NO_BOUND)
+        padded |= (index >= 0) & (first < end)
+    rows = rows[~padded]
+    q_rows = evidence.snapshot("forward", "entry", "input_ids.rows", rows)
+    shard = evidence.snapshot("forward", "entry", "attn_cp_metadata.rows", rows)
+    q_rows = np.where(present(shard), shard, q_rows)
+    plans = evidence.plan_before("forward", rows, end[~padded], evidence.split_plans)
+    return Sites("forward", rows, q_rows, plans, np.full(rows.shape, NO_ROW, dtype=np.int64))
+
+
+def rows_after_pad(evidence: Evidence, pads: Int64Array) -> Int64Array:
+    """Rows of q after these pads: the padded input ids, or this context-parallel rank's shard."""
+    rows = evidence.snapshot("pad", "exit", "input_ids.rows", pads)
+    shard = evidence.snapshot("pad", "exit", "attn_cp_metadata.rows", pads)
+    return np.where(present(shard), shard, rows)
+
+
+def _pads_of(evidence: Evidence, kind: str, rows: Int64Array, order: Int64Array) -> Int64Array:
+    pads = evidence.top_pads
+    names = ("process", "batch", "forward")
+    index = evidence.last_before(
+        (evidence.keys("pad", pads, *names), evidence.column("pad", "enter_seq")[pads]),
+        (evidence.keys(kind, rows, *names), order),
+    )
+    if not pads.size:
+        return index
+    return np.where(index >= 0, pads[np.maximum(index, 0)], NO_ROW)
+
+
+def _end_of_pads(evidence: Evidence, pads: Int64Array) -> Int64Array:
+    """Where the stretch of each pad ends: the next unpad or pad of the same batch."""
+    order = evidence.column("pad", "enter_seq")[pads]
+    names = ("process", "batch")
+    origin = (evidence.keys("pad", pads, *names), order)
+    unpads = np.arange(evidence.count("unpad"), dtype=np.int64)
+    ends = [np.full(pads.shape, NO_BOUND, dtype=np.int64)]
+    for kind, rows in (("pad", pads), ("unpad", unpads)):
+        numbers = evidence.column(kind, "enter_seq")[rows]
+        index = evidence.first_after((evidence.keys(kind, rows, *names), numbers), origin)
+        if numbers.size:
+            ends.append(np.where(index >= 0, numbers[np.maximum(index, 0)], NO_BOUND))
+    return np.minimum.reduce(ends)
+
+
+def forward_of(evidence: Evidence, kind: str, rows: Int64Array) -> Int64Array:
+    """Row of the forward that each event happened in, -1 where it was in none."""
+    forwards = evidence.count("forward")
+    if not forwards:
+        return np.full(rows.shape, NO_ROW, dtype=np.int64)
+    all_forwards = np.arange(forwards, dtype=np.int64)
+    names = ("process", "forward")
+    index = evidence.last_before(
+        (evidence.keys("forward", all_forwards, *names), np.zeros(forwards, dtype=np.int64)),
+        (evidence.keys(kind, rows, *names), np.ones(rows.shape, dtype=np.int64)),
+    )
+    unknown = ~present(evidence.column(kind, "forward")[rows])
+    return np.where(unknown, NO_ROW, index)
+
+
+def modes_of(evidence: Evidence, sites: Sites) -> Int64Array:
+    """Forward mode (string id) at each site: of the plan, else of the pad, else of the forward."""
+    modes = evidence.snapshot("plan", "entry", "forward_mode", sites.plans)
+    if sites.kind == "forward":
+        other = evidence.column("forward", "forward_mode")[sites.rows]
+        entry = evidence.snapshot("forward", "entry", "forward_mode", sites.rows)
+        other = np.where(present(other), other, entry)
+    else:
+        other = evidence.snapshot("pad", "entry", "forward_mode", sites.pads)
+    modes = np.where(present(modes), modes, other)
+    forwards = forward_of(evidence, sites.kind, sites.rows)
+    fallback = evidence.at("forward", "forward_mode", forwards)
+    return np.where(present(modes), modes, fallback)
+
+
+def never(shape: tuple[int, ...]) -> Int64Array:
+    return np.full(shape, NOT_OBSERVED_CODE, dtype=np.int64)

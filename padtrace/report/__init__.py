@@ -1,0 +1,1 @@
+"""One file per renderer; none of them decides anything."""

@@ -1,0 +1,165 @@
+"""What a recording is, in a few numbers: for the head of every report and for `padtrace info`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from padtrace.contracts.evidence import Evidence, present
+from padtrace.recording import schema
+from padtrace.recording.model import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts over one recording.
+
+    `topologies` are texts with the number of ranks that have each; `modes` forwards by worker and
+    mode; `events` rows by kind; `first_step` and `last_step` are None without steps.
+    """
+
+    source: str
+    tier: str
+    releases: list[str]
+    commits: list[str]
+    ranks: list[int]
+    missing_ranks: list[int]
+    topologies: dict[str, int]
+    modes: dict[str, int]
+    events: dict[str, int]
+    in_graph: int
+    failed: int
+    steps: int
+    first_step: int | None
+    last_step: int | None
+    dropped: int
+    incomplete: int
+    fingerprints: dict[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def summarize(recording: Recording) -> Summary:
+    """Count what is in a recording."""
+    evidence = Evidence(recording)
+    steps = _steps(evidence)
+    graph = evidence.column("forward", "can_run_graph")
+    failed = evidence.column("forward", "failed")
+    dropped = evidence.column("process", "dropped")
+    blind = recording.coverage.get("blind")
+    missing = blind.get("missing_ranks", []) if isinstance(blind, dict) else []
+    return Summary(
+        source=str(recording.about.get("source", "unknown")),
+        tier=str(recording.about.get("tier", "unknown")),
+        releases=releases(recording),
+        commits=_distinct(recording, "commit"),
+        ranks=_ranks(evidence),
+        missing_ranks=[rank for rank in missing if isinstance(rank, int)],
+        topologies=_topologies(evidence),
+        modes=_modes(evidence),
+        events={kind: recording.rows(kind) for kind in schema.EVENT_KINDS},
+        in_graph=int((graph == 1).sum()),
+        failed=int((failed == 1).sum()),
+        steps=int(steps.size),
+        first_step=int(steps[0]) if steps.size else None,
+        last_step=int(steps[-1]) if steps.size else None,
+        dropped=int(dropped[present(dropped)].sum()),
+        incomplete=int((evidence.column("process", "complete") == 0).sum()),
+        fingerprints=fingerprints(recording),
+    )
+
+
+def releases(recording: Recording) -> list[str]:
+    """The SGLang releases the recording names."""
+    named = _distinct(recording, "version")
+    stated = recording.about.get("sglang")
+    return named or ([str(stated)] if stated else [])
+
+
+def fingerprints(recording: Recording) -> dict[str, str]:
+    """Source hash of every hooked function, "several" where processes differ."""
+    merged: dict[str, str] = {}
+    for process in range(recording.rows("process")):
+        facts = recording.facts[process].get("fingerprints")
+        for name, value in (facts if isinstance(facts, dict) else {}).items():
+            merged[name] = str(value) if merged.get(name, value) == value else "several"
+    return merged
+
+
+def compare_fingerprints(recorded: Recording, other: Recording | None) -> str:
+    """`match`, `differ`, or `unknown` where either side names none in common."""
+    if other is None:
+        return str(recorded.about.get("fingerprints", "unknown"))
+    left, right = fingerprints(recorded), fingerprints(other)
+    common = left.keys() & right.keys()
+    if not common:
+        return "unknown"
+    return "match" if all(left[name] == right[name] for name in common) else "differ"
+
+
+def differing_fingerprints(recorded: Recording, other: Recording) -> list[str]:
+    """Functions whose source is not the same on both sides."""
+    left, right = fingerprints(recorded), fingerprints(other)
+    return sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
+
+
+def case_of(recording: Recording, process: int, batch: int | None) -> str | None:
+    """Id of the case a made batch came from."""
+    case = recording.facts[process].get("case")
+    listed = case.get("cases") if isinstance(case, dict) else None
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and entry.get("batch") == batch and entry.get("id"):
+            return str(entry["id"])
+    return None
+
+
+def _distinct(recording: Recording, key: str) -> list[str]:
+    found = {
+        str(sglang[key])
+        for facts in recording.facts
+        if isinstance(sglang := facts.get("sglang"), dict) and sglang.get(key)
+    }
+    return sorted(found)
+
+
+def _ranks(evidence: Evidence) -> list[int]:
+    ranks = evidence.column("process", "global_rank")
+    return sorted({int(rank) for rank in ranks if rank >= 0})
+
+
+def _steps(evidence: Evidence) -> np.ndarray[Any, np.dtype[np.int64]]:
+    found = [np.unique(evidence.column(kind, "step")) for kind in schema.EVENT_KINDS]
+    steps = np.unique(np.concatenate(found))
+    return steps[steps >= 0]
+
+
+_SIZES = ("tp", "pp", "attn_dp", "attn_tp", "attn_cp")
+
+
+def _topologies(evidence: Evidence) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for process in range(evidence.count("process")):
+        sizes = []
+        for name in _SIZES:
+            size = int(evidence.column("process", f"{name}_size")[process])
+            if size > 1 or (size == 1 and name == "tp"):
+                sizes.append(f"{name} {size}")
+        counted[", ".join(sizes) or "unknown"] += 1
+    return dict(counted)
+
+
+def _modes(evidence: Evidence) -> dict[str, int]:
+    modes = evidence.column("forward", "forward_mode")
+    entry = evidence.snapshot("forward", "entry", "forward_mode")
+    modes = np.where(present(modes), modes, entry)
+    pairs = np.stack([evidence.column("forward", "worker"), modes])
+    found, counts = np.unique(pairs, axis=1, return_counts=True)
+    counted: dict[str, int] = {}
+    for index in np.argsort(-counts, kind="stable"):
+        worker, mode = (evidence.text(int(code)) or "unknown" for code in found[:, index])
+        counted[f"{worker} {mode}"] = int(counts[index])
+    return counted

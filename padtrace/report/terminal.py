@@ -1,0 +1,232 @@
+"""The report for people. Its first line is the diagnosis.
+
+Colours appear on terminals only, and never where NO_COLOR is set. Nothing is laid out wider than
+the console, so that 80 columns are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from padtrace.contracts.catalogue import CONTRACTS
+from padtrace.contracts.known import KnownReports
+from padtrace.contracts.model import Finding, Group, Quantity, Report, Severity
+from padtrace.recording.model import Recording
+from padtrace.report import advice
+from padtrace.report.summary import case_of
+
+_STYLES = {Severity.CRASH: "bold red", Severity.SILENT: "bold magenta", Severity.SUSPECT: "yellow"}
+_MAX_GROUPS = 12
+
+
+def console(file: IO[str] | None = None, width: int | None = None) -> Console:
+    """A console that wraps at words and highlights nothing by itself."""
+    return Console(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+def print_report(
+    out: Console,
+    recording: Recording,
+    report: Report,
+    known: KnownReports,
+    *,
+    path: str | None = None,
+    headline: bool = True,
+) -> None:
+    """The whole report of a check: diagnosis, evidence, coverage, verdict."""
+    if headline:
+        out.print(Text(diagnosis(report), style=_headline_style(report)))
+        out.print()
+    for position, group in enumerate(report.groups[:_MAX_GROUPS]):
+        if position and not _same_diagnosis(group, report.groups[0]):
+            out.print(Text(told(group.first), style=_STYLES[group.first.severity]))
+        out.print(Padding(_evidence(recording, group, known), (0, 0, 1, 2)))
+    _more(out, report)
+    _tolerated(out, report)
+    print_coverage(out, recording, report)
+    out.print(Text(verdict_line(report), style=_headline_style(report)))
+    for line in advice.next_steps(recording, report, path):
+        out.print(Text(line, style="dim"))
+
+
+def diagnosis(report: Report) -> str:
+    """The first line: the most telling finding, or what was looked at."""
+    if report.groups:
+        return told(report.groups[0].first)
+    asked = ", ".join(report.asked)
+    total = sum(report.evaluated.get(name, 0) for name in report.asked)
+    if report.verdict == "clean":
+        if report.asked == ("PT101",):
+            return f"clean: num_splits fits q in {plural(total, 'forward')} looked at"
+        return f"clean: {asked} held in {plural(total, 'place')} looked at"
+    return f"nothing observed: this recording holds nothing that lets {asked} be judged"
+
+
+def told(finding: Finding) -> str:
+    """The sentence of a finding, with the first public report that has its signature."""
+    known = f" - {finding.known_reports[0]}" if finding.known_reports else ""
+    return f"{finding.sentence}{known}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def verdict_line(report: Report) -> str:
+    """The last line of substance."""
+    if report.verdict == "clean":
+        return "clean"
+    if report.verdict == "nothing-observed":
+        return "nothing observed, so nothing is called clean"
+    total = sum(group.count for group in report.groups)
+    return f"divergent: {plural(total, 'finding')}, {plural(len(report.groups), 'signature')}"
+
+
+def print_coverage(out: Console, recording: Recording, report: Report) -> None:
+    """What was evaluated how often, and what was not and why."""
+    done = [f"{name} {count:,}" for name, count in report.evaluated.items() if count]
+    table = _grid()
+    if done:
+        table.add_row("evaluated", ", ".join(done))
+    blind = advice.blindness(recording)
+    for name in report.evaluated:
+        for reason, count in sorted(report.skipped.get(name, {}).items(), key=lambda i: -i[1]):
+            if name in report.asked or not report.evaluated[name]:
+                table.add_row(f"not {name}", f"{reason} ({count:,})")
+    for line in blind:
+        table.add_row("not seen", line)
+    if table.row_count:
+        out.print(Text("coverage", style="bold"))
+        out.print(Padding(table, (0, 0, 1, 2)))
+
+
+def _headline_style(report: Report) -> str:
+    if report.groups:
+        return _STYLES[report.groups[0].first.severity]
+    return "bold green" if report.verdict == "clean" else "bold yellow"
+
+
+def _same_diagnosis(group: Group, first: Group) -> bool:
+    return group is first
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _evidence(recording: Recording, group: Group, known: KnownReports) -> RenderableType:
+    finding = group.first
+    table = _grid()
+    table.add_row("contract", f"{finding.contract} {CONTRACTS[finding.contract].rule}")
+    table.add_row("severity", Text(_severity(finding), style=_STYLES[finding.severity]))
+    table.add_row("first seen", _where(recording, finding))
+    if group.count > 1:
+        table.add_row("seen", _spread(group))
+    for quantity in (finding.left, finding.right):
+        table.add_row(quantity.name, _quantity(quantity))
+    parting = parted_at(finding)
+    if parting:
+        table.add_row("parted", parting)
+    for line in finding.avoid:
+        table.add_row("avoid", line)
+    for report_id in finding.known_reports:
+        entry = known.get(report_id)
+        if entry is not None:
+            table.add_row(report_id, _conclusion(entry.title, entry.conclusion, entry.fixed_in))
+    return table
+
+
+def _severity(finding: Finding) -> str:
+    return f"{finding.severity.value}: {finding.outcome}" if finding.outcome else (
+        finding.severity.value
+    )
+
+
+def _conclusion(title: str, conclusion: str, fixed_in: str | None) -> str:
+    fixed = f" Fixed in {fixed_in}." if fixed_in else ""
+    return f"{title}. {conclusion}{fixed}".replace("..", ".")
+
+
+def _where(recording: Recording, finding: Finding) -> str:
+    places: list[tuple[str, object]] = [
+        ("rank", finding.rank),
+        ("step", finding.step),
+        ("forward", finding.forward),
+        ("draft step", finding.draft_step if finding.worker == "draft" else None),
+        (finding.event, finding.enter_seq),
+    ]
+    words = [f"{name} {value}" for name, value in places if value is not None]
+    case = case_of(recording, finding.process, finding.batch)
+    return ", ".join(words) + (f" (case {case})" if case else "")
+
+
+def _spread(group: Group) -> str:
+    steps = f"steps {group.first_step} to {group.last_step}"
+    return f"{group.count:,} times on {ranks_text(group.ranks)}, {steps}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-3, 7`."""
+    parts: list[str] = []
+    for start, end in _runs(ranks):
+        parts.append(str(start) if start == end else f"{start}-{end}")
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts) or 'unknown'}"
+
+
+def _runs(ranks: Sequence[int]) -> Iterable[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    return runs
+
+
+def _quantity(quantity: Quantity) -> str:
+    needs = f", needs {quantity.expected}" if quantity.expected is not None else ""
+    chain = " -> ".join(_links(quantity.chain))
+    return f"{quantity.value}{needs}" + (f"   {chain}" if chain else "")
+
+
+def _links(chain: Sequence[str]) -> list[str]:
+    """Links without the number they begin with where the one before ended in it."""
+    return list(chain)
+
+
+def parted_at(finding: Finding) -> str:
+    """The first link where two chains that begin alike part; empty where they share none."""
+    left, right = finding.left.chain, finding.right.chain
+    for position, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return f"at link {position + 1}: {one}  |  {other}" if position else ""
+    return ""
+
+
+def _more(out: Console, report: Report) -> None:
+    rest = report.groups[_MAX_GROUPS:]
+    if rest:
+        total = sum(group.count for group in rest)
+        out.print(f"{plural(len(rest), 'more signature')} ({total:,} findings): see --json")
+        out.print()
+
+
+def _tolerated(out: Console, report: Report) -> None:
+    if not report.tolerated:
+        return
+    out.print(Text("declared harmless (--strict counts these)", style="bold"))
+    table = _grid()
+    for group in report.tolerated:
+        first = group.first
+        text = f"{first.sentence}; {first.tolerated} ({group.count:,} times)"
+        table.add_row(first.contract, text)
+    out.print(Padding(table, (0, 0, 1, 2)))
