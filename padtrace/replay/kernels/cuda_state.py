@@ -7,7 +7,7 @@ import torch
 
 def cuda_reason() -> str:
     """Why CUDA cannot be used; empty where it can."""
-    if not torch.backends.cuda.is_built():
+    if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"

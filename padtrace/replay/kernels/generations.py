@@ -18,7 +18,8 @@ SGLang       wheel                     where ``num_splits`` travels
                                        still takes the tensor and puts it there
 ===========  ========================  ==============================================
 
-sglang-kernel 0.4.3 and earlier know only the call with tensors. From 0.4.4 on a call may pass a
+0.5.23 also pins sglang-kernel 0.4.10, whose own FlashMLA it no longer calls; of 0.4.8 and 0.4.9
+nothing was read. sglang-kernel 0.4.2 knows only the call with tensors; from 0.4.4 on a call may pass a
 ``FlashMLASchedMeta`` instead (DeepSeek-V4 does); DSA keeps the tensors in every release above.
 """
 
@@ -38,6 +39,7 @@ class Generation:
             the C++ function, file and line (``STD_TORCH_CHECK``).
         names_formats: True where the KV format is a named thing (V32, V32_NO_ROPE, V4, V41).
         dense_head_v: the number that the dense call's head_size_v message names.
+        wrapper_asserts_fp8: True where Python, not C++, refuses a sparse call without FP8.
     """
 
     key: str
@@ -45,14 +47,22 @@ class Generation:
     stable_abi: bool
     names_formats: bool
     dense_head_v: int
+    wrapper_asserts_fp8: bool = False
 
 
 SGL_KERNEL_04_2 = Generation("sgl-kernel-0.4.2", "sglang-kernel 0.4.2 .. 0.4.4", False, False, 576)
 SGL_KERNEL_04_5 = Generation("sgl-kernel-0.4.5", "sglang-kernel 0.4.5 .. 0.4.6", False, False, 512)
-SGL_KERNEL_04_7 = Generation("sgl-kernel-0.4.7", "sglang-kernel 0.4.7 .. 0.4.10", False, True, 512)
-SGL_FLASH_MLA_1 = Generation("sgl-flash-mla-1", "sgl-flash-mla 1.0 (use_legacy)", True, True, 512)
+SGL_KERNEL_04_7 = Generation("sgl-kernel-0.4.7", "sglang-kernel 0.4.7 .. 0.4.9", False, True, 512)
+SGL_KERNEL_04_10 = Generation("sgl-kernel-0.4.10", "sglang-kernel 0.4.10", False, True, 512, True)
+SGL_FLASH_MLA_1 = Generation("sgl-flash-mla-1", "sgl-flash-mla 1.0 (use_legacy)", True, True, 512, True)
 
-GENERATIONS = (SGL_KERNEL_04_2, SGL_KERNEL_04_5, SGL_KERNEL_04_7, SGL_FLASH_MLA_1)
+GENERATIONS = (
+    SGL_KERNEL_04_2,
+    SGL_KERNEL_04_5,
+    SGL_KERNEL_04_7,
+    SGL_KERNEL_04_10,
+    SGL_FLASH_MLA_1,
+)
 
 _FIRST_RELEASE_OF = (
     ((0, 5, 21), SGL_FLASH_MLA_1),

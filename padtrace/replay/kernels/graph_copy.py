@@ -76,7 +76,8 @@ class GraphCopy:
     Attributes:
         case: what happened.
         silent: True where nothing stopped and the graph's schedule is not the plan of its rows.
-        buffer_length: entries of the captured ``num_splits``.
+        clamped: True where the slice has fewer entries than were asked for.
+        read_length: entries that the captured kernel reads, captured rows + 1.
         wanted_length: rows + 1, the slice that was asked for.
         slice_length: entries the slice really has.
         source_length: entries of the fresh ``num_splits``.
@@ -86,7 +87,8 @@ class GraphCopy:
 
     case: CopyCase
     silent: bool
-    buffer_length: int
+    clamped: bool
+    read_length: int
     wanted_length: int
     slice_length: int
     source_length: int
@@ -94,15 +96,15 @@ class GraphCopy:
     num_splits: tuple[int, ...]
 
 
-def copy_into_graph(buffer: GraphMetadata, rows: int, fresh: Any) -> GraphCopy:
+def copy_into_graph(buffer: GraphMetadata, captured_rows: int, rows: int, fresh: Any) -> GraphCopy:
     """Slice a captured buffer for ``rows`` rows, copy a fresh plan into it, and say what happened.
 
     Args:
-        buffer: the metadata of the captured batch; changed in place.
+        buffer: the metadata that the graph was captured with; changed in place.
+        captured_rows: q rows of the captured launch, whose kernel reads that many + 1 entries.
         rows: rows of the batch to replay.
         fresh: object of the buffer's kind with the plan of this batch.
     """
-    buffer_length = int(buffer.num_splits.shape[0])
     view = buffer.slice(slice(0, rows + 1))
     slice_length, source_length = int(view.num_splits.shape[0]), int(fresh.num_splits.shape[0])
     error = None
@@ -110,19 +112,26 @@ def copy_into_graph(buffer: GraphMetadata, rows: int, fresh: Any) -> GraphCopy:
         view.copy_(fresh)
     except RuntimeError as refused:
         error = str(refused).splitlines()[0]
-    case = _case(rows + 1, slice_length, source_length, buffer_length, error)
-    silent = case not in (CopyCase.EQUAL, CopyCase.REFUSED)
-    values = tuple(int(value) for value in buffer.num_splits.tolist())
+    clamped = slice_length < rows + 1
+    case = _case(clamped, slice_length, source_length, captured_rows + 1, error)
     return GraphCopy(
-        case, silent, buffer_length, rows + 1, slice_length, source_length, error, values
+        case=case,
+        silent=case not in (CopyCase.EQUAL, CopyCase.REFUSED),
+        clamped=clamped,
+        read_length=captured_rows + 1,
+        wanted_length=rows + 1,
+        slice_length=slice_length,
+        source_length=source_length,
+        error=error,
+        num_splits=tuple(int(value) for value in buffer.num_splits.tolist()),
     )
 
 
-def _case(wanted: int, got: int, source: int, buffer: int, error: str | None) -> CopyCase:
+def _case(clamped: bool, got: int, source: int, read: int, error: str | None) -> CopyCase:
     if error is not None:
         return CopyCase.REFUSED
     if source != got:
         return CopyCase.BROADCAST
-    if got < wanted:
+    if clamped:
         return CopyCase.CLAMPED_SLICE
-    return CopyCase.STALE_TAIL if got < buffer else CopyCase.EQUAL
+    return CopyCase.STALE_TAIL if got < read else CopyCase.EQUAL

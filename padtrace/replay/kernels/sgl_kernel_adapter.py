@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def _import_alone(root: Path) -> types.ModuleType:
     source = root / "flash_mla.py"
     if library is None or not source.is_file():
         raise ImportError(f"{root.name} holds no flash_mla.py with flashmla_ops")
-    torch.ops.load_library(str(library))
+    load_library: Callable[[str], None] = torch.ops.load_library
+    load_library(str(library))
     # The wheel's file asks for the extension by name only to have it registered.
     package = types.ModuleType("sgl_kernel")
     package.__path__ = [str(root)]

@@ -59,6 +59,8 @@ def _check_common_layout(request: DecodeRequest, checks: Checks) -> None:
 def _check_heads(request: DecodeRequest) -> None:
     require(request.k_cache.shape[1] == 64, "Currently page_block_size must be 64")
     require(request.q.shape[0] > 0, "batch size must be positive")
+    if request.k_cache.shape[2] == 0:
+        raise KernelExitsError("integer division by zero in the host code ends the process")
     require(
         request.q.shape[2] % request.k_cache.shape[2] == 0,
         "Number of heads in key/value must divide number of heads in query",

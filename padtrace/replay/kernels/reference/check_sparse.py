@@ -63,6 +63,8 @@ def check_sparse_wrapper(request: DecodeRequest, generation: Generation) -> None
     assert (request.descale_q is None) == (request.descale_k is None), (
         "descale_q and descale_k should be both None or both not None"
     )
+    if generation.wrapper_asserts_fp8:
+        assert request.is_fp8_kvcache, "is_fp8_kvcache must be True for sparse attention"
     require(request.is_fp8_kvcache, "Sparse decode path requires is_fp8=true")
 
 

@@ -22,6 +22,7 @@ import torch
 
 from padtrace.replay.kernels.interface import Plan
 from padtrace.replay.kernels.reference.gpu import GpuModel
+from padtrace.replay.kernels.reference.words import KernelExitsError
 
 BLOCK_SIZE = 64
 FIXED_OVERHEAD_NUM_BLOCKS = 5
@@ -221,12 +222,24 @@ def plan_sm_parts(gpu: GpuModel, s_q: int, h_q: int, h_k: int, sparse: bool) -> 
 
 
 def dense_sm_parts(gpu: GpuModel, s_q: int, h_q: int, h_k: int) -> int:
-    """Parts of a dense bf16 call (csrc/api/dense_decode.h)."""
+    """Parts of a dense bf16 call (csrc/api/dense_decode.h).
+
+    Raises:
+        KernelExitsError: no head at all; the host code divides by zero there.
+    """
+    if h_k <= 0 or s_q * h_q // h_k == 0:
+        raise KernelExitsError("integer division by zero in the host code ends the process")
     return max(gpu.num_sms // h_k // _ceil_div(s_q * h_q // h_k, 64), 1)
 
 
 def dense_fp8_sm_parts(gpu: GpuModel, heads_per_head_k: int, h_k: int) -> int:
-    """Parts of a dense FP8 call; not raised to 1 there."""
+    """Parts of a dense FP8 call; not raised to 1 there.
+
+    Raises:
+        KernelExitsError: no head at all; the host code divides by zero there.
+    """
+    if h_k <= 0 or heads_per_head_k <= 0:
+        raise KernelExitsError("integer division by zero in the host code ends the process")
     return gpu.num_sms // h_k // _ceil_div(heads_per_head_k, 64)
 
 
