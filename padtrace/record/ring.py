@@ -344,6 +344,17 @@ def boot_id() -> str:
         return ""
 
 
+def session() -> str:
+    """Names the session of this process and when its leader started; tells starts apart."""
+    leader = os.getsid(0)
+    try:
+        # Field 22 of stat; the command before it may hold anything, a closing bracket ends it.
+        fields = Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()
+        return f"{leader}.{fields[19]}"
+    except (OSError, IndexError):
+        return str(leader)
+
+
 def _header(size: int, policy: str, pair: tuple[int, int], run: str, host: str) -> bytes:
     static = form.static_bytes(size)
     slots = (size - form.STATIC_OFFSET - static) // _SLOT_BYTES
@@ -362,6 +373,7 @@ def _header(size: int, policy: str, pair: tuple[int, int], run: str, host: str) 
         run.encode("ascii", "replace")[:64],
         boot_id().encode("ascii", "replace"),
         host.encode("ascii", "replace")[:64],
+        session().encode("ascii", "replace")[:48],
     )
     return fixed + form.CHECKSUM.pack(crc32(fixed))
 

@@ -30,8 +30,8 @@ SLOT = struct.Struct(f"<QIHHI4x{PAYLOAD_BYTES}s")
 MAX_CHAIN = 4096
 
 # magic, version, slot bytes, file bytes, static bytes, slots, policy, pid, wall clock (ns),
-# monotonic clock (ns), schema digest, run, boot id, host
-HEADER = struct.Struct("<8sIIQQQIQQQQ64s40s64s")
+# monotonic clock (ns), schema digest, run, boot id, host, session
+HEADER = struct.Struct("<8sIIQQQIQQQQ64s40s64s48s")
 CHECKSUM = struct.Struct("<I")
 
 # Live counters: int64 at COUNTERS_OFFSET, each written in one aligned store.

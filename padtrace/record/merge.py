@@ -1,0 +1,122 @@
+"""Puts the events of many rings into one Recording, whole columns at a time.
+
+Every process numbers its own strings; here strings, vectors and snapshots get one numbering for
+the whole recording, equal ones stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from padtrace.record import wire
+from padtrace.record.ring_reader import EventBlock, Ring
+from padtrace.recording import schema
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE
+from padtrace.recording.builder import RecordingBuilder
+from padtrace.recording.columns import Int64Array
+from padtrace.recording.model import Value
+
+LOST_STRING = "<string lost>"
+_SNAPSHOT_WIDTH = len(wire.SNAPSHOT_NAMES)
+_STRING, _STRINGS = schema.ColumnType.STRING, schema.ColumnType.STRINGS
+
+
+class RingBuilder(RecordingBuilder):
+    """A RecordingBuilder that also takes all events of a process at once."""
+
+    def add_ring(
+        self, values: Mapping[str, Value], facts: Mapping[str, Any], ring: Ring, shift_ns: int = 0
+    ) -> int:
+        """Add one process with its events; returns its row.
+
+        Args:
+            shift_ns: added to the time of each event, to align clocks.
+        """
+        process = self.add_process(values, facts)
+        strings = self._string_numbers(ring)
+        for kind, block in ring.events.items():
+            names = wire.layout(kind)
+            order = np.argsort(block.scalars[:, names.index("enter_seq")], kind="stable")
+            scalars = self._numbered(kind, block, strings)[order]
+            scalars[:, names.index("process")] = process
+            times = scalars[:, names.index("t_ns")]
+            times[times > HIGHEST_ABSENT_CODE] += shift_ns
+            self._extend(kind, scalars)
+        return process
+
+    def _string_numbers(self, ring: Ring) -> Int64Array:
+        """Numbers in the recording by string id of the process; the last is for lost strings."""
+        highest = max(ring.strings, default=-1)
+        missing = [number for number in range(highest + 1) if number not in ring.strings]
+        lost = self._code(_STRING, LOST_STRING) if missing or ring.damaged else -1
+        numbers = np.full(highest + 2, lost, dtype=np.int64)
+        for number, text in ring.strings.items():
+            numbers[number] = self._code(_STRING, text)
+        return numbers
+
+    def _numbered(self, kind: str, block: EventBlock, strings: Int64Array) -> Int64Array:
+        """The scalars with strings and vectors in the numbering of the recording."""
+        scalars = block.scalars.copy()
+        fields = wire.fields(kind)
+        for position, field in enumerate(fields):
+            if field.type is _STRING:
+                scalars[:, position] = self._renumber(scalars[:, position], strings)
+        starts = block.starts[:-1].copy()
+        for position in wire.ragged(kind):
+            lengths = block.scalars[:, position]
+            texts = strings if fields[position].type is _STRINGS else None
+            scalars[:, position] = self._vectors_of(block.values, starts, lengths, texts)
+            starts += np.maximum(lengths, 0)
+        return scalars
+
+    def _renumber(self, codes: Int64Array, strings: Int64Array) -> Int64Array:
+        present = codes > HIGHEST_ABSENT_CODE
+        known = present & (codes >= 0) & (codes < len(strings))
+        renumbered = np.where(known, strings[np.where(known, codes, len(strings) - 1)], -1)
+        if bool((present & (renumbered < 0)).any()):
+            renumbered[renumbered < 0] = self._code(_STRING, LOST_STRING)
+        return np.where(present, renumbered, codes)
+
+    def _vectors_of(
+        self, values: Int64Array, starts: Int64Array, lengths: Int64Array, texts: Int64Array | None
+    ) -> Int64Array:
+        """Rows of the table `vector`; an absent code stays as it is."""
+        result = lengths.copy()
+        for row in np.flatnonzero(lengths >= 0).tolist():
+            start = int(starts[row])
+            part = values[start : start + int(lengths[row])]
+            if texts is not None:
+                part = self._renumber(part, texts)
+            key = tuple(part.tolist())
+            result[row] = self._vectors.setdefault(key, len(self._vectors))
+        return result
+
+    def _extend(self, kind: str, scalars: Int64Array) -> None:
+        """Append to the rows of a kind, snapshots replaced by their rows."""
+        position = 0
+        for column, target in zip(schema.event_columns(kind), self._rows[kind], strict=True):
+            if column.type is schema.ColumnType.SNAPSHOT:
+                codes = self._snapshots_of(scalars[:, position : position + _SNAPSHOT_WIDTH])
+                position += _SNAPSHOT_WIDTH
+            else:
+                codes = scalars[:, position]
+                position += 1
+            target.frombytes(np.ascontiguousarray(codes).tobytes())
+
+    def _snapshots_of(self, matrix: Int64Array) -> Int64Array:
+        rows = np.full(len(matrix), NOT_OBSERVED_CODE, dtype=np.int64)
+        taken = np.flatnonzero((matrix != NOT_OBSERVED_CODE).any(axis=1))
+        targets = self._rows["snapshot"]
+        fresh: list[int] = []
+        for row, key in zip(taken.tolist(), map(tuple, matrix[taken].tolist()), strict=True):
+            known = len(self._snapshots)
+            number = self._snapshots.setdefault(key, known)
+            if number == known:
+                fresh.append(row)
+            rows[row] = number
+        for index, target in enumerate(targets):
+            target.frombytes(np.ascontiguousarray(matrix[fresh, index]).tobytes())
+        return rows
