@@ -1,0 +1,104 @@
+"""The worker process: `python -m padtrace.replay.worker`, spoken to over stdin and stdout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import BinaryIO
+
+from padtrace.errors import EnvironmentMissingError, PadtraceError
+from padtrace.replay import protocol
+
+
+def main() -> int:
+    """Serve requests until `Stop` or the end of stdin; returns the exit code."""
+    incoming, outgoing = _take_streams()
+    try:
+        start = protocol.receive(incoming, protocol.Start)
+        release = _import(start, outgoing)
+    except PadtraceError as error:
+        _fail(outgoing, error)
+        return error.exit_code
+    except EOFError:
+        return 0
+    while True:
+        try:
+            request = protocol.receive(incoming, protocol.ReplayRequest | protocol.Stop)
+        except EOFError:
+            return 0
+        if isinstance(request, protocol.Stop):
+            return 0
+        _serve(release, request, outgoing)
+
+
+def _take_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Keep stdout for frames: what SGLang prints goes to stderr."""
+    outgoing = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, outgoing
+
+
+def _import(start: protocol.Start, outgoing: BinaryIO) -> "object":
+    from padtrace.replay.worker.obstacles import prepare_environment, prepare_torch
+
+    protocol.send(outgoing, protocol.Progress(done=0, total=0, text=f"importing {start.name}"))
+    if start.root is not None:
+        sys.path.insert(0, start.root)
+    prepare_environment()
+    try:
+        prepare_torch()
+        from padtrace.replay.worker.capabilities import import_release
+
+        version = import_release()
+    except ImportError as error:
+        raise EnvironmentMissingError(
+            f"SGLang {start.name} cannot be imported",
+            f"{type(error).__name__}: {error}",
+            "padtrace's own base environment has everything: unset PADTRACE_REPLAY_PYTHON",
+        ) from error
+    from padtrace.replay.worker.replayer import Release
+
+    release = Release(start.name, version)
+    import sglang
+
+    root = os.path.dirname(os.path.dirname(sglang.__file__ or ""))
+    table = release.capabilities.table()
+    protocol.send(outgoing, protocol.Ready(version=version, root=root, capabilities=table))
+    return release
+
+
+def _serve(release: "object", request: protocol.ReplayRequest, outgoing: BinaryIO) -> None:
+    from padtrace.recording.reader import from_bytes
+    from padtrace.recording.writer import to_bytes
+    from padtrace.replay.worker.replayer import Release, Replayer
+
+    assert isinstance(release, Release)
+    last = [0.0]
+
+    def progress(done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - last[0] > 0.1:
+            last[0] = now
+            protocol.send(outgoing, protocol.Progress(done=done, total=total))
+
+    release.provenance.enabled = request.chains
+    try:
+        recording = from_bytes(request.recording, "the recording sent to the worker")
+        replayed = Replayer(release, recording, progress).replay()
+        protocol.send(outgoing, protocol.Done(recording=to_bytes(replayed)))
+    except PadtraceError as error:
+        _fail(outgoing, error)
+
+
+def _fail(outgoing: BinaryIO, error: PadtraceError) -> None:
+    name = next(
+        kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "padtrace.errors"
+    )
+    protocol.send(
+        outgoing, protocol.Failed(error=name, what=error.what, why=error.why, hint=error.hint)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

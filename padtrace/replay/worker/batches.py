@@ -1,0 +1,365 @@
+"""Rebuilds a ForwardBatch from a snapshot, and applies what code outside the hooks did to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from padtrace.recording.absent import Absent
+from padtrace.recording.model import Snapshot, Value
+from padtrace.replay.worker.capabilities import Capabilities
+from padtrace.replay.worker.snapshots import ALIASES, rows
+from padtrace.replay.worker.standins import StandIn, Unobserved
+
+_INT64 = torch.int64
+_INT32 = torch.int32
+
+# Tensor fields: dtype and trailing shape. The contents do not matter to a row count, except for
+# lengths, which `_lengths` rebuilds.
+_TENSORS: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+    "input_ids": (_INT64, ()),
+    "positions": (_INT64, ()),
+    "out_cache_loc": (_INT64, ()),
+    "req_pool_indices": (_INT64, ()),
+    "orig_seq_lens": (_INT32, ()),
+    "extend_start_loc": (_INT32, ()),
+    "input_embeds": (torch.float32, (1,)),
+    "encoder_lens": (_INT64, ()),
+    "mamba_track_indices": (_INT64, ()),
+    "mamba_track_mask": (torch.bool, ()),
+    "mamba_track_seqlens": (_INT64, ()),
+}
+_SPEC_TENSORS: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+    "topk_p": (torch.float32, (1,)),
+    "topk_index": (_INT64, (1,)),
+    "hidden_states": (torch.float32, (1,)),
+    "draft_probs": (torch.float32, (1,)),
+    "num_correct_drafts": (_INT32, ()),
+    "num_accept_tokens": (_INT32, ()),
+    "positions": (_INT64, ()),
+}
+_SPEC_INTEGERS = ("num_tokens_per_req", "num_tokens_for_logprob_per_req", "draft_token_num")
+_LISTS = ("extend_seq_lens_cpu", "extend_prefix_lens_cpu", "extend_logprob_start_lens_cpu")
+_COUNTS = (
+    "global_num_tokens_cpu",
+    "original_global_num_tokens_cpu",
+    "global_num_tokens_for_logprob_cpu",
+)
+_SCALARS = (
+    "batch_size",
+    "seq_lens_sum",
+    "extend_num_tokens",
+    "num_token_non_padded_cpu",
+    "global_dp_buffer_len",
+    "original_batch_size",
+    "original_num_tokens",
+    "forward_metadata_planned_bs",
+    "forward_metadata_planned_num_tokens",
+    "tbo_split_seq_index",
+    "tbo_padded_len",
+)
+_FLAGS = (
+    "is_extend_in_batch",
+    "can_run_dp_cuda_graph",
+    "can_run_dp_breakable_cuda_graph",
+    "forward_metadata_ready",
+    "forward_metadata_replan_equivalent",
+)
+
+# What SGLang fills in itself; not observed there means that it has not happened yet.
+_RESULTS = frozenset(
+    {
+        *_COUNTS,
+        *("global_dp_buffer_len", "original_batch_size", "original_num_tokens"),
+        *("forward_metadata_planned_bs", "forward_metadata_planned_num_tokens"),
+        *("forward_metadata_ready", "forward_metadata_replan_equivalent", "tbo_padded_len"),
+    }
+)
+
+
+class BatchBuilder:
+    """Makes real ForwardBatch objects of one release."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self._capabilities = capabilities
+        self._modes = capabilities.forward_mode
+
+    def build(self, snapshot: Snapshot) -> Any:
+        """The batch that a snapshot describes.
+
+        Raises:
+            NotHeldError: later, when SGLang touches a field that was not observed.
+        """
+        seq_lens = _lengths(snapshot)
+        batch = self._capabilities.batch_class(
+            forward_mode=self.mode(snapshot["forward_mode"]),
+            batch_size=_plain(snapshot, "batch_size"),
+            input_ids=_tensor_field(snapshot, "input_ids"),
+            req_pool_indices=_tensor_field(snapshot, "req_pool_indices"),
+            seq_lens=_optional(snapshot, "seq_lens.rows", lambda count: _fit(seq_lens, count)),
+            out_cache_loc=_tensor_field(snapshot, "out_cache_loc"),
+            seq_lens_sum=_plain(snapshot, "seq_lens_sum"),
+        )
+        for column in snapshot:
+            self.set_field(batch, column, snapshot)
+        batch.spec_info = self.spec_info(snapshot)
+        return batch
+
+    def mode(self, name: Value) -> Any:
+        if isinstance(name, str) and hasattr(self._modes, name):
+            return self._modes[name]
+        raise self._capabilities.missing(f"forward mode {name}", f"ForwardMode.{name}")
+
+    def set_field(self, batch: Any, column: str, snapshot: Snapshot) -> bool:
+        """Give `batch` what `snapshot` says of one column; False where it is not set here."""
+        name = column.removesuffix(".rows")
+        value = snapshot[column]
+        if column.startswith("spec_info") or value is Absent.NO_ATTRIBUTE:
+            return False
+        if column in ("seq_lens_cpu.max", "seq_lens_cpu.sum"):
+            name = "seq_lens_cpu"
+        elif value is Absent.NOT_OBSERVED and name in _RESULTS:
+            return False
+        setter = self._setter(name)
+        if setter is None:
+            return False
+        setter(batch, name, snapshot)
+        return True
+
+    def _setter(self, name: str) -> Callable[[Any, str, Snapshot], None] | None:
+        if name in _TENSORS:
+            return lambda batch, field, snapshot: setattr(
+                batch, field, _tensor_field(snapshot, field)
+            )
+        if name in _LISTS or name in _COUNTS:
+            return lambda batch, field, snapshot: setattr(
+                batch, field, _observed(snapshot, field, _copied)
+            )
+        if name in _SCALARS or name in _FLAGS:
+            return self._set_scalar
+        return {
+            "seq_lens": _set_seq_lens,
+            "seq_lens_cpu": _set_seq_lens,
+            "extend_seq_lens": _set_extend,
+            "extend_prefix_lens": _set_extend,
+            "lora_ids": _set_lora,
+            "mrope_positions": _set_mrope,
+            "global_num_tokens_gpu": _set_device_counts,
+            "forward_mode": self._set_mode,
+            "original_forward_mode": self._set_mode,
+            "dp_padding_mode": self._set_padding_mode,
+        }.get(name)
+
+    def _set_scalar(self, batch: Any, name: str, snapshot: Snapshot) -> None:
+        convert: Callable[[Any], Any] = bool if name in _FLAGS else int
+        value = _observed(snapshot, name, convert)
+        for attribute in (name, *ALIASES.get(name, ())):
+            if hasattr(batch, attribute):
+                setattr(batch, attribute, value)
+
+    def _set_mode(self, batch: Any, name: str, snapshot: Snapshot) -> None:
+        value = snapshot[name]
+        attribute = "_original_forward_mode" if name == "original_forward_mode" else name
+        if value is None:
+            if hasattr(batch, attribute):
+                setattr(batch, attribute, None)
+        elif isinstance(value, str):
+            setattr(batch, attribute, self.mode(value))
+
+    def _set_padding_mode(self, batch: Any, name: str, snapshot: Snapshot) -> None:
+        value = snapshot[name]
+        if isinstance(value, str):
+            batch.dp_padding_mode = self._capabilities.padding_mode[value]
+        elif value is None:
+            batch.dp_padding_mode = None
+
+    def spec_info(self, snapshot: Snapshot) -> Any:
+        """The speculative input: the release's own class where it can be made, else a stand-in."""
+        name = snapshot.get("spec_info")
+        if name is None or name is Absent.NO_ATTRIBUTE:
+            return None
+        if not isinstance(name, str):
+            return Unobserved("forward_batch.spec_info")
+        kind = self._capabilities.spec_class(name)
+        if kind is None:
+            raise self._capabilities.missing(f"speculative input {name}", f"a class {name}")
+        made = _bare(kind, snapshot)
+        for field, (dtype, shape) in _SPEC_TENSORS.items():
+            value = snapshot.get(f"spec_info.{field}.rows", Absent.NOT_OBSERVED)
+            if value is None:
+                setattr(made, field, None)
+            elif isinstance(value, int):
+                setattr(made, field, torch.zeros((value, *shape), dtype=dtype))
+        return made
+
+
+def schedule_batch(sync: dict[str, Value], batch: Any, lora: list[Any] | None) -> StandIn:
+    """What the scheduler hands to the function that fills in the counts."""
+    vote = bool(sync.get("can_run_dp_cuda_graph") or 0)
+    draft = _list_or_none(sync.get("draft_counts_before"))
+    return StandIn(
+        "schedule batch",
+        {
+            "global_num_tokens": _list_or_none(sync.get("counts_before")),
+            "global_num_tokens_for_logprob": _list_or_none(sync.get("logprob_counts_before")),
+            "draft_global_num_tokens": draft,
+            "draft_global_num_tokens_for_logprob": None if draft is None else list(draft),
+            "dp_spec_prefill_coordination_applied": False,
+            "can_run_dp_cuda_graph": vote,
+            "can_run_decode_cuda_graph": vote,
+            "can_run_dp_draft_cuda_graph": vote,
+            "spec_info": batch.spec_info,
+            "lora_ids": lora,
+        },
+    )
+
+
+def _bare(kind: Any, snapshot: Snapshot) -> Any:
+    """An instance with the widths that were recorded, made by the class's own `__init__`."""
+    integers = {
+        name: snapshot[f"spec_info.{name}"]
+        for name in _SPEC_INTEGERS
+        if isinstance(snapshot.get(f"spec_info.{name}"), int)
+    }
+    fields = getattr(kind, "__dataclass_fields__", {})
+    required = {
+        name: None
+        for name, field in fields.items()
+        if field.init and _has_no_default(field) and name not in integers
+    }
+    made = kind(**required, **{name: value for name, value in integers.items() if name in fields})
+    for name, value in integers.items():
+        # Some releases derive one width from the other when the object is made.
+        if name in fields:
+            setattr(made, name, value)
+    return made
+
+
+def _has_no_default(field: Any) -> bool:
+    import dataclasses
+
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
+
+
+def _tensor_field(snapshot: Snapshot, name: str) -> Any:
+    dtype, shape = _TENSORS[name]
+    return _optional(
+        snapshot, f"{name}.rows", lambda count: torch.zeros((count, *shape), dtype=dtype)
+    )
+
+
+def _optional(snapshot: Snapshot, column: str, make: Callable[[int], Any]) -> Any:
+    value = snapshot.get(column, Absent.NOT_OBSERVED)
+    if isinstance(value, int):
+        return make(value)
+    if value is None:
+        return None
+    return Unobserved(f"forward_batch.{column.removesuffix('.rows')}")
+
+
+def _plain(snapshot: Snapshot, name: str) -> Any:
+    return _observed(snapshot, name, int)
+
+
+def _observed(snapshot: Snapshot, name: str, convert: Callable[[Any], Any]) -> Any:
+    value = snapshot.get(name, Absent.NOT_OBSERVED)
+    if value is None:
+        return None
+    if isinstance(value, Absent):
+        return Unobserved(f"forward_batch.{name}")
+    return convert(value)
+
+
+def _copied(value: Any) -> list[int]:
+    return list(value)
+
+
+def _list_or_none(value: Value) -> list[int] | None:
+    return list(value) if isinstance(value, list) else None  # type: ignore[arg-type]
+
+
+def _lengths(snapshot: Snapshot) -> list[int]:
+    """Sequence lengths that agree with every recorded row count, maximum and sum.
+
+    Which request has which length is not recorded; no row count depends on it.
+    """
+    count = snapshot.get("seq_lens.rows")
+    mirror = snapshot.get("seq_lens_cpu.rows")
+    count = mirror if isinstance(mirror, int) else count
+    if not isinstance(count, int):
+        return []
+    total, longest = snapshot.get("seq_lens_cpu.sum"), snapshot.get("seq_lens_cpu.max")
+    extend = snapshot.get("extend_seq_lens_cpu")
+    prefix = snapshot.get("extend_prefix_lens_cpu")
+    if isinstance(extend, list) and isinstance(prefix, list) and len(extend) == len(prefix):
+        summed = [int(old) + int(new) for old, new in zip(prefix, extend, strict=True)]
+        if len(summed) == count and total in (sum(summed), None):
+            return summed
+    if not isinstance(total, int) or not isinstance(longest, int):
+        total = snapshot.get("seq_lens_sum")
+        if not isinstance(total, int):
+            return [1] * count
+        longest = max(total - count + 1, 1)
+    return spread(count, total, longest)
+
+
+def spread(count: int, total: int, longest: int) -> list[int]:
+    """`count` integers that sum to `total`, the first and largest being `longest`."""
+    if count <= 0:
+        return []
+    rest, others = total - longest, count - 1
+    if others == 0:
+        return [longest]
+    low, extra = divmod(rest, others)
+    return [longest] + [low + (index < extra) for index in range(others)]
+
+
+def _fit(values: Sequence[int], count: int) -> Any:
+    listed = list(values[:count]) + [1] * max(count - len(values), 0)
+    return torch.tensor(listed, dtype=_INT64)
+
+
+def _set_seq_lens(batch: Any, name: str, snapshot: Snapshot) -> None:
+    values = _lengths(snapshot)
+    batch.seq_lens = _optional(snapshot, "seq_lens.rows", lambda count: _fit(values, count))
+    batch.seq_lens_cpu = _optional(snapshot, "seq_lens_cpu.rows", lambda count: _fit(values, count))
+
+
+def _set_extend(batch: Any, name: str, snapshot: Snapshot) -> None:
+    values = snapshot.get(f"{name}_cpu")
+    known = [int(value) for value in values] if isinstance(values, list) else []
+
+    def make(count: int) -> Any:
+        listed = known[:count] + [0] * max(count - len(known), 0)
+        return torch.tensor(listed, dtype=_INT32)
+
+    setattr(batch, name, _optional(snapshot, f"{name}.rows", make))
+
+
+def _set_lora(batch: Any, name: str, snapshot: Snapshot) -> None:
+    batch.lora_ids = _optional(snapshot, "lora_ids.rows", lambda count: [None] * count)
+
+
+def _set_mrope(batch: Any, name: str, snapshot: Snapshot) -> None:
+    batch.mrope_positions = _optional(
+        snapshot, "mrope_positions.rows", lambda count: torch.zeros((3, count), dtype=_INT64)
+    )
+
+
+def _set_device_counts(batch: Any, name: str, snapshot: Snapshot) -> None:
+    value = snapshot.get("global_num_tokens_gpu.rows")
+    if isinstance(value, int):
+        batch.global_num_tokens_gpu = torch.zeros(value, dtype=_INT64)
+        counts = batch.global_num_tokens_for_logprob_cpu
+        if isinstance(counts, list):
+            batch.global_num_tokens_for_logprob_gpu = torch.tensor(counts, dtype=_INT64)
+    elif value is None:
+        batch.global_num_tokens_gpu = None
+
+
+def row_count(value: Any) -> int | None:
+    """Rows of a tensor or list; None for None."""
+    return None if value is None else rows(value)

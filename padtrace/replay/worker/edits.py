@@ -1,0 +1,76 @@
+"""Outside edits: what code between the hooks did to a batch.
+
+The difference between the recorded batch after one event and before the next is work of code that
+padtrace does not run. A replay does the same edits, counts them and lists them. Where the replayed
+batch differs from the recorded one for another reason (another release padded it otherwise), the
+replayed value stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from padtrace.recording.absent import Absent
+from padtrace.recording.model import Snapshot
+from padtrace.replay.worker.batches import BatchBuilder
+
+_UNKNOWN = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One field that code outside the hooks changed before the event at `index`."""
+
+    index: int
+    field: str
+
+
+class OutsideEdits:
+    """Follows the recorded batch beside the replayed one."""
+
+    def __init__(self, builder: BatchBuilder) -> None:
+        self._builder = builder
+        self.recorded: Snapshot | None = None
+        self.edits: list[Edit] = []
+
+    def after(self, recorded_exit: Snapshot | None) -> None:
+        """An event ended; the recording observed the batch then."""
+        if recorded_exit is not None:
+            self.recorded = dict(recorded_exit)
+
+    def after_unobserved(self, changed: Snapshot) -> None:
+        """An event ended whose end no one observed: assume it did what the replay did."""
+        if self.recorded is not None:
+            self.recorded.update(changed)
+
+    def before(self, batch: Any, recorded_entry: Snapshot | None, index: int) -> None:
+        """Apply to `batch` what changed since the last recorded state."""
+        if recorded_entry is None:
+            return
+        if self.recorded is not None:
+            changed = {
+                name: value
+                for name, value in recorded_entry.items()
+                if not isinstance(value, Absent)
+                and value != self.recorded.get(name, _UNKNOWN)
+                and not isinstance(self.recorded.get(name), Absent)
+                and name in self.recorded
+            }
+            self._apply(batch, recorded_entry, changed, index)
+        self.recorded = {**(self.recorded or {}), **recorded_entry}
+
+    def _apply(self, batch: Any, entry: Snapshot, changed: Snapshot, index: int) -> None:
+        if any(name.startswith("spec_info") for name in changed):
+            batch.spec_info = self._builder.spec_info(entry)
+        for name in changed:
+            if not name.startswith("spec_info"):
+                self._builder.set_field(batch, name, entry)
+            self.edits.append(Edit(index, name))
+
+
+def observed(snapshot: Snapshot | None) -> Snapshot | None:
+    """None for a snapshot of which nothing was observed."""
+    if snapshot is None or snapshot.get("forward_mode") is Absent.NOT_OBSERVED:
+        return None
+    return snapshot

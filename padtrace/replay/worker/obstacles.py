@@ -1,0 +1,96 @@
+"""What stands between a CPU and an import of SGLang, and the answers; nothing of padding.
+
+Everything here replaces a query of a device or an operator that only an accelerator has. The list
+is the whole of it: torchvision's two operator schemas, `pin_memory`, the compute capability, the
+Triton interpreter, one kernel module of 0.5.15.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+_ENVIRONMENT = {
+    # Triton kernels that plan metadata run interpreted.
+    "TRITON_INTERPRET": "1",
+    # The second version of the top-k plan is a JIT-compiled CUDA kernel.
+    "SGLANG_OPT_USE_TOPK_V2": "0",
+    "SGLANG_USE_CPU_ENGINE": "0",
+    # A replay decides from the host's integers; it must be the same beside a GPU.
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+DEVICE_CAPABILITY = (9, 0)
+
+
+def prepare_environment(keep_gpu: bool = False) -> None:
+    """Set the variables that count before torch is imported."""
+    for name, value in _ENVIRONMENT.items():
+        if not (keep_gpu and name == "CUDA_VISIBLE_DEVICES"):
+            os.environ[name] = value
+    # The plugins of this machine have no business in a replay.
+    os.environ["SGLANG_PLUGINS"] = ""
+
+
+def prepare_torch() -> None:
+    """Make torch and torchvision importable for SGLang on a CPU."""
+    import torch
+
+    torch.set_num_threads(1)
+    _declare_torchvision_operators(torch)
+    torch.tensor = _without_pinning(torch.tensor)
+    torch.cuda.get_device_capability = lambda device=None: DEVICE_CAPABILITY  # type: ignore[assignment]
+
+
+def _declare_torchvision_operators(torch: Any) -> None:
+    """With a CPU torch the compiled half of torchvision does not load; its Python half then
+    misses two schemas."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in (
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    ):
+        try:
+            library.define(schema)
+        except RuntimeError:
+            # The compiled half did load and has declared it.
+            return
+    _LIBRARIES.append(library)
+
+
+# A library's declarations live as long as the object.
+_LIBRARIES: list[Any] = []
+
+
+def _without_pinning(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    return tensor
+
+
+def empty_module(name: str) -> ModuleType:
+    """Put an empty module in the place of one that only a GPU machine can import."""
+    module = ModuleType(name)
+    sys.modules[name] = module
+    return module
+
+
+def import_or_none(name: str) -> ModuleType | None:
+    """A module of this release, or None where the release has no such module."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            return None
+        raise

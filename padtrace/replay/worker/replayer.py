@@ -1,0 +1,186 @@
+"""Replays a whole recording: process by process, batch by batch, equal batches once."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from typing import Any
+
+from padtrace.recording import schema
+from padtrace.recording.absent import Absent
+from padtrace.recording.builder import RecordingBuilder
+from padtrace.recording.facts import Facts, view
+from padtrace.recording.model import Event, Recording, Value
+from padtrace.replay.worker.capabilities import Capabilities
+from padtrace.replay.worker.context import Topology
+from padtrace.replay.worker.groups import EventIndex, Group
+from padtrace.replay.worker.life import BatchLife, LifeResult, Outcome, Site
+from padtrace.replay.worker.planning import install_kernels, prepare_modules
+from padtrace.replay.worker.provenance import Chain, Provenance
+
+MAX_LISTED_EDITS = 1000
+MAX_CHAINS = 200_000
+_HEADER = tuple(column.name for column in schema.HEADER)
+
+
+class Release:
+    """One imported release, its helpers wrapped once."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name = name
+        self.version = version
+        self.capabilities = Capabilities(name)
+        self.provenance = Provenance()
+        self._planning_ready = False
+        self._wrap()
+
+    def _wrap(self) -> None:
+        capabilities, provenance = self.capabilities, self.provenance
+        utils = capabilities.dsa_utils
+        provenance.wrap_arithmetic([capabilities.batch_module, utils])
+        provenance.wrap_mode(capabilities.padding_mode)
+        provenance.wrap_sizes(capabilities.batch_class)
+        provenance.wrap_padded_tokens(utils)
+
+    def prepare_planning(self) -> None:
+        """Import the DSA backend and replace its kernels; done when a plan first needs it."""
+        if not self._planning_ready:
+            prepare_modules()
+            install_kernels(self.capabilities, self.provenance)
+            self._planning_ready = True
+
+
+class Replayer:
+    """Turns one recording into its replay on one release."""
+
+    def __init__(
+        self, release: Release, recording: Recording, progress: Callable[[int, int], None]
+    ) -> None:
+        self._release = release
+        self._recording = recording
+        self._progress = progress
+        self._index = EventIndex(recording)
+        self._builder = RecordingBuilder(self._about())
+        self._edits = 0
+        self._edit_list: list[dict[str, Any]] = []
+        self._not_replayed: dict[str, int] = {}
+        self._equal = 0
+        self._chains: dict[str, int] = {}
+        self._chain_texts: dict[Chain, int] = {}
+
+    def replay(self) -> Recording:
+        """Replay every process.
+
+        Raises:
+            PadtraceError: the recording lacks what SGLang reads, or the release a capability.
+        """
+        groups = [list(self._index.groups(p)) for p in range(self._recording.rows("process"))]
+        total = sum(len(of_process) for of_process in groups)
+        done = 0
+        for process, of_process in enumerate(groups):
+            facts = view(self._recording.facts[process])
+            self._builder.add_process(
+                self._recording.process(process), self._recording.facts[process]
+            )
+            done = self._replay_process(process, facts, of_process, done, total)
+        recording = self._builder.finish(self._coverage())
+        recording.about["chain_texts"] = [list(chain) for chain in self._chain_texts]
+        recording.about["chains"] = self._chains
+        return recording
+
+    def _replay_process(
+        self, process: int, facts: Facts, groups: list[Group], done: int, total: int
+    ) -> int:
+        capabilities = self._release.capabilities
+        seen: dict[tuple[object, ...], LifeResult] = {}
+        answered: list[tuple[Event, Outcome]] = []
+        with Topology(capabilities, facts).active() as topology:
+            self._prepare(groups)
+            provenance = self._release.provenance
+            site = Site(capabilities, facts, topology.server_args, provenance, topology.cp_v2)
+            for group in groups:
+                result = seen.get(group.key)
+                if result is None:
+                    result = seen[group.key] = BatchLife(site).run(self._index.tree(group))
+                else:
+                    self._equal += 1
+                events = [self._recording.event(kind, row) for kind, row in group.rows]
+                answered.extend((events[out.index], out) for out in result.outcomes)
+                self._note(process, events, result)
+                done += 1
+                if done % 64 == 0 or done == total:
+                    self._progress(done, total)
+        self._write(process, answered)
+        return done
+
+    def _prepare(self, groups: list[Group]) -> None:
+        plans = any(kind == "plan" for group in groups for kind, _ in group.rows)
+        if plans:
+            self._release.prepare_planning()
+
+    def _note(self, process: int, events: list[Event], result: LifeResult) -> None:
+        for edit in result.edits:
+            self._edits += 1
+            if len(self._edit_list) < MAX_LISTED_EDITS:
+                enter = events[edit.index].integer("enter_seq")
+                self._edit_list.append(
+                    {"process": process, "enter_seq": enter, "field": edit.field, "count": 1}
+                )
+        for reason, count in result.not_replayed.items():
+            self._not_replayed[reason] = self._not_replayed.get(reason, 0) + count
+
+    def _write(self, process: int, answered: list[tuple[Event, Outcome]]) -> None:
+        """Write a process's events in the recorded order, errors where they happened.
+
+        Sequence numbers are the recorded ones, moved up by the errors inserted before them.
+        """
+        inserted = sorted(
+            event.integer("enter_seq") or 0 for event, out in answered if out.kind == "error"
+        )
+
+        def moved(number: int | None) -> Value:
+            if number is None:
+                return Absent.NOT_OBSERVED
+            return number + bisect.bisect_left(inserted, number)
+
+        answered.sort(key=lambda pair: (pair[0].integer("enter_seq") or 0, pair[1].kind == "error"))
+        for event, outcome in answered:
+            header = {name: event[name] for name in _HEADER}
+            header["enter_seq"] = moved(event.integer("enter_seq"))
+            header["exit_seq"] = moved(event.integer("exit_seq"))
+            header["parent"] = moved(event.integer("parent"))
+            if outcome.kind == "error":
+                header["parent"] = header["enter_seq"]
+                header["enter_seq"] = int(header["enter_seq"]) + 1  # type: ignore[arg-type]
+            if not outcome.ended:
+                header["exit_seq"] = Absent.NOT_OBSERVED
+            self._builder.add_event(outcome.kind, {**header, **outcome.values})
+            self._keep_chains(process, header["enter_seq"], outcome)
+
+    def _keep_chains(self, process: int, enter: Value, outcome: Outcome) -> None:
+        for column, chain in outcome.chains.items():
+            if len(self._chains) < MAX_CHAINS:
+                index = self._chain_texts.setdefault(chain, len(self._chain_texts))
+                self._chains[f"{process}/{enter}/{column}"] = index
+
+    def _about(self) -> dict[str, Any]:
+        about = self._recording.about
+        return {
+            "source": "replay",
+            "tier": about.get("tier", "shape"),
+            "sglang": self._release.version,
+            "release": self._release.name,
+            "recorded_on": about.get("sglang"),
+            "of_source": about.get("source"),
+            "notes": list(about.get("notes") or []),
+        }
+
+    def _coverage(self) -> dict[str, Any]:
+        coverage = dict(self._recording.coverage)
+        coverage["replay"] = {
+            "outside_edits": self._edits,
+            "outside_edit_list": self._edit_list,
+            "not_replayed": self._not_replayed,
+            "equal_inputs": self._equal,
+        }
+        return coverage
