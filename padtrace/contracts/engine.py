@@ -20,6 +20,7 @@ from padtrace.contracts.model import (
     Severity,
     Violations,
 )
+from padtrace.contracts.sites import PLANNED, planned_before
 from padtrace.contracts.wording import number
 from padtrace.errors import UsageError
 from padtrace.recording.columns import Int64Array
@@ -127,7 +128,7 @@ def _signatures(evidence: Evidence, violations: Violations) -> Int64Array:
         np.sign(violations.right - violations.expected),
         none if violations.modes is None else violations.modes,
         evidence.column(kind, "worker")[rows],
-        _planned_before(evidence, violations).astype(np.int64),
+        _planned_before(evidence, violations),
         evidence.at("plan", "function", plans),
         evidence.snapshot("plan", "entry", "spec_info.num_tokens_per_req", plans),
         none if violations.tolerated is None else violations.tolerated.astype(np.int64),
@@ -137,18 +138,12 @@ def _signatures(evidence: Evidence, violations: Violations) -> Int64Array:
 
 
 def _planned_before(evidence: Evidence, violations: Violations) -> Int64Array:
-    """1 where the plan was made before the pad of its forward, 0 after it, -1 unknown."""
-    unknown = np.full(violations.rows.shape, -1, dtype=np.int64)
     if violations.plans is None or violations.pads is None:
-        return unknown
-    plan = evidence.at("plan", "enter_seq", violations.plans)
-    pad = evidence.at("pad", "enter_seq", violations.pads)
-    return np.where((violations.plans >= 0) & (violations.pads >= 0), plan < pad, unknown)
+        return np.full(violations.rows.shape, -1, dtype=np.int64)
+    return planned_before(evidence, violations.plans, violations.pads)
 
 
-def _finding(
-    evidence: Evidence, contract: Contract, violations: Violations, index: int
-) -> Finding:
+def _finding(evidence: Evidence, contract: Contract, violations: Violations, index: int) -> Finding:
     kind, row = violations.event_kind, int(violations.rows[index])
     process = int(evidence.column(kind, "process")[row])
     planned = int(_planned_before(evidence, violations)[index])
@@ -174,7 +169,7 @@ def _finding(
         mode=None if violations.modes is None else evidence.text(int(violations.modes[index])),
         plan_row=NO_ROW if violations.plans is None else int(violations.plans[index]),
         pad_row=NO_ROW if violations.pads is None else int(violations.pads[index]),
-        planned={1: "before the pad", 0: "after the pad"}.get(planned),
+        planned=PLANNED.get(planned),
         outcome=violations.outcome,
     )
     if tolerated:

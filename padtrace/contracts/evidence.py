@@ -155,8 +155,10 @@ class Evidence:
         both = pack([key, np.concatenate([found[1], origin[1]])])
         order = np.argsort(both[:size], kind="stable")
         ordered = both[:size][order]
-        side = "right" if after else "left"
-        position = np.searchsorted(ordered, both[size:], side=side) - (0 if after else 1)
+        if after:
+            position = np.searchsorted(ordered, both[size:], side="right")
+        else:
+            position = np.searchsorted(ordered, both[size:], side="left") - 1
         inside = (position >= 0) & (position < size)
         candidate = order[np.where(inside, position, 0)]
         same = inside & (key[:size][candidate] == key[size:])
@@ -208,4 +210,4 @@ class Evidence:
         return found
 
     def is_none(self, values: Int64Array) -> BoolArray:
-        return values == NONE_CODE
+        return np.asarray(values == NONE_CODE)

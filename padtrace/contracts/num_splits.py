@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
 from padtrace.contracts import wording
@@ -9,14 +12,18 @@ from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity, Violations
 from padtrace.contracts.rules import expected_num_splits
 from padtrace.contracts.sites import (
+    PLANNED,
     Sites,
     forward_of,
     launch_sites,
     modes_of,
     pad_sites,
+    planned_before,
     unpadded_sites,
 )
 from padtrace.recording.absent import NONE_CODE
+from padtrace.recording.columns import Int64Array
+from padtrace.recording.model import Recording
 
 IN_GRAPH = "the forward ran in a replayed graph, where no FlashMLA call is seen"
 NO_PLAN = "no plan with num_splits was recorded for the forward"
@@ -34,43 +41,44 @@ _PREFILL_BACKEND = ("dsa_prefill_backend", "nsa_prefill_backend")
 def evaluate(evidence: Evidence) -> Evaluation:
     """Judge every FlashMLA call, then every forward whose call was not recorded."""
     result = Evaluation()
-    launches = launch_sites(evidence)
-    settled = launches.select(_judge_launches(evidence, launches, result))
-    seen_pads = settled.pads
-    seen_forwards = forward_of(evidence, "launch", settled.rows)
-    pads = pad_sites(evidence)
-    pads = pads.select(~np.isin(pads.rows, seen_pads))
-    _judge_plans(evidence, pads, result)
-    forwards = unpadded_sites(evidence)
-    forwards = forwards.select(~np.isin(forwards.rows, seen_forwards))
-    _judge_plans(evidence, forwards, result)
+    failed = evidence.column("launch", "failed") == 1
+    for sites, num_splits in _judged(evidence, result):
+        result.evaluated += int(sites.rows.size)
+        broken = num_splits != expected_num_splits(sites.q_rows)
+        if sites.kind == "launch":
+            stopped = failed[sites.rows]
+            _report(evidence, sites, num_splits, broken & stopped, wording.STOPPED, result)
+            _report(evidence, sites, num_splits, broken & ~stopped, wording.STOPS, result)
+        else:
+            _report(evidence, sites, num_splits, broken, wording.WOULD_STOP, result)
     return result
 
 
-def _judge_launches(evidence: Evidence, sites: Sites, result: Evaluation) -> BoolArray:
-    """Judge the calls; true where the call settles its forward, so that the plan need not."""
+def _judged(
+    evidence: Evidence, result: Evaluation | None = None
+) -> Iterator[tuple[Sites, Int64Array]]:
+    """The sites that can be judged with their num_splits; reasons against others to `result`."""
+    result = result or Evaluation()
+    launches = launch_sites(evidence)
     num_splits = evidence.column("launch", "num_splits.rows")
     without = num_splits == NONE_CODE
     result.skip(NO_SPLITS, int(without.sum()))
-    judged = present(num_splits) & present(sites.q_rows)
-    result.evaluated += int(judged.sum())
-    broken = judged & (num_splits != expected_num_splits(sites.q_rows))
-    failed = evidence.column("launch", "failed") == 1
-    for stopped, outcome in ((True, wording.STOPPED), (False, wording.STOPS)):
-        _report(evidence, sites, num_splits, broken & (failed == stopped), outcome, result)
-    return np.asarray(judged | without)
-
-
-def _judge_plans(evidence: Evidence, sites: Sites, result: Evaluation) -> None:
-    num_splits = evidence.at("plan", "num_splits.rows", sites.plans)
-    open_sites = np.ones(sites.rows.shape, dtype=np.bool_)
-    for reason, mask in _reasons(evidence, sites):
-        result.skip(reason, int((open_sites & mask).sum()))
-        open_sites &= ~mask
-    result.evaluated += int(open_sites.sum())
-    expected = expected_num_splits(sites.q_rows)
-    broken = open_sites & (num_splits != expected)
-    _report(evidence, sites, num_splits, broken, wording.WOULD_STOP, result)
+    judged = present(num_splits) & present(launches.q_rows)
+    yield launches.select(judged), num_splits[judged]
+    # A call that was seen settles its forward; the plan need not be asked.
+    settled = launches.select(judged | without)
+    forwards_settled = forward_of(evidence, "launch", settled.rows)
+    pads = pad_sites(evidence)
+    pads = pads.select(~np.isin(pads.rows, settled.pads))
+    forwards = unpadded_sites(evidence)
+    forwards = forwards.select(~np.isin(forwards.rows, forwards_settled))
+    for sites in (pads, forwards):
+        open_sites = np.ones(sites.rows.shape, dtype=np.bool_)
+        for reason, mask in _reasons(evidence, sites):
+            result.skip(reason, int((open_sites & mask).sum()))
+            open_sites &= ~mask
+        chosen = sites.select(open_sites)
+        yield chosen, evidence.at("plan", "num_splits.rows", chosen.plans)
 
 
 def _reasons(evidence: Evidence, sites: Sites) -> list[tuple[str, BoolArray]]:
@@ -89,9 +97,7 @@ def _reasons(evidence: Evidence, sites: Sites) -> list[tuple[str, BoolArray]]:
     ]
 
 
-def _finished_without_call(
-    evidence: Evidence, forwards: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> BoolArray:
+def _finished_without_call(evidence: Evidence, forwards: Int64Array) -> BoolArray:
     """Where calls are recorded at all, a finished forward without one made none."""
     watched = bool(present(evidence.column("launch", "num_splits.rows")).any())
     finished = present(evidence.at("forward", "exit_seq", forwards))
@@ -113,7 +119,7 @@ def _prefill_elsewhere(evidence: Evidence, sites: Sites) -> BoolArray:
 def _report(
     evidence: Evidence,
     sites: Sites,
-    num_splits: np.ndarray[tuple[int], np.dtype[np.int64]],
+    num_splits: Int64Array,
     broken: BoolArray,
     outcome: str,
     result: Evaluation,
@@ -158,6 +164,52 @@ def sentence(evidence: Evidence, finding: Finding) -> str:
         f"{head}: the FlashMLA metadata of {who} were planned for {planned} rows "
         f"{finding.planned} {wording.pad_made(evidence, finding)}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RowPair:
+    """Forwards of one kind with the same numbers: rows of q and of num_splits."""
+
+    mode: str
+    worker: str
+    q_rows: int
+    num_splits: int
+    planned: str | None
+    count: int
+
+    @property
+    def needs(self) -> int:
+        return self.q_rows + 1
+
+    @property
+    def sign(self) -> str:
+        if self.num_splits == self.needs:
+            return "agree"
+        return "shorter" if self.num_splits < self.needs else "longer"
+
+
+def row_pairs(recording: Recording) -> list[RowPair]:
+    """Every pair of numbers that PT101 judged, those that disagree first, then by frequency."""
+    evidence = Evidence(recording)
+    pairs: list[RowPair] = []
+    for sites, num_splits in _judged(evidence):
+        worker = evidence.column(sites.kind, "worker")[sites.rows]
+        columns = [modes_of(evidence, sites), worker, sites.q_rows, num_splits]
+        columns.append(planned_before(evidence, sites.plans, sites.pads))
+        distinct, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
+        for row, count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
+            mode, who, q_rows, splits, before = row
+            pairs.append(
+                RowPair(
+                    mode=evidence.text(mode) or "unknown",
+                    worker=evidence.text(who) or "unknown",
+                    q_rows=q_rows,
+                    num_splits=splits,
+                    planned=PLANNED.get(before),
+                    count=count,
+                )
+            )
+    return sorted(pairs, key=lambda pair: (pair.sign == "agree", -pair.count, pair.mode))
 
 
 PAGE = """

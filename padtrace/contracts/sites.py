@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from padtrace.contracts.evidence import NO_ROW, Evidence, present
-from padtrace.recording.absent import NOT_OBSERVED_CODE
+from padtrace.contracts.model import BoolArray
 from padtrace.recording.columns import Int64Array
 
 NO_BOUND = 2**61
@@ -31,7 +31,7 @@ class Sites:
     plans: Int64Array
     pads: Int64Array
 
-    def select(self, mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Sites:
+    def select(self, mask: BoolArray) -> Sites:
         return Sites(
             self.kind, self.rows[mask], self.q_rows[mask], self.plans[mask], self.pads[mask]
         )
@@ -111,7 +111,7 @@ def _end_of_pads(evidence: Evidence, pads: Int64Array) -> Int64Array:
         index = evidence.first_after((evidence.keys(kind, rows, *names), numbers), origin)
         if numbers.size:
             ends.append(np.where(index >= 0, numbers[np.maximum(index, 0)], NO_BOUND))
-    return np.minimum.reduce(ends)
+    return np.asarray(np.min(ends, axis=0))
 
 
 def forward_of(evidence: Evidence, kind: str, rows: Int64Array) -> Int64Array:
@@ -144,5 +144,11 @@ def modes_of(evidence: Evidence, sites: Sites) -> Int64Array:
     return np.where(present(modes), modes, fallback)
 
 
-def never(shape: tuple[int, ...]) -> Int64Array:
-    return np.full(shape, NOT_OBSERVED_CODE, dtype=np.int64)
+PLANNED = {1: "before the pad", 0: "after the pad"}
+
+
+def planned_before(evidence: Evidence, plans: Int64Array, pads: Int64Array) -> Int64Array:
+    """1 where the plan was made before the pad of its forward, 0 after it, -1 unknown."""
+    known = (plans >= 0) & (pads >= 0)
+    earlier = evidence.at("plan", "enter_seq", plans) < evidence.at("pad", "enter_seq", pads)
+    return np.where(known, earlier.astype(np.int64), -1)

@@ -25,9 +25,7 @@ def number(evidence: Evidence, kind: str, column: str, row: int) -> int | None:
     return value if value > HIGHEST_ABSENT_CODE else None
 
 
-def snapshot_number(
-    evidence: Evidence, kind: str, which: str, column: str, row: int
-) -> int | None:
+def snapshot_number(evidence: Evidence, kind: str, which: str, column: str, row: int) -> int | None:
     """One value of the snapshot of an event, None where it is absent in any way."""
     index = number(evidence, kind, which, row)
     return None if index is None else number(evidence, "snapshot", column, index)

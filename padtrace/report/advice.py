@@ -18,7 +18,9 @@ def blindness(recording: Recording) -> list[str]:
         lines.append(f"ranks without a file: {listed} (merge their folders: padtrace seal)")
     graphs = _total(blind.get("graph_forwards"))
     if graphs:
-        lines.append(f"{graphs:,} forwards ran in replayed graphs (--disable-cuda-graph shows them)")
+        lines.append(
+            f"{graphs:,} forwards ran in replayed graphs (--disable-cuda-graph shows them)"
+        )
     dropped = _total(blind.get("dropped"))
     if dropped:
         lines.append(f"{dropped:,} events did not fit the ring (record with a larger --ring)")
@@ -29,7 +31,7 @@ def blindness(recording: Recording) -> list[str]:
             lines.append(f"hooks {status}: {', '.join(sorted(names))}")
     replay = recording.coverage.get("replay")
     not_replayed = replay.get("not_replayed") if isinstance(replay, dict) else None
-    for reason, count in (not_replayed.items() if isinstance(not_replayed, dict) else []):
+    for reason, count in not_replayed.items() if isinstance(not_replayed, dict) else []:
         lines.append(f"not replayed: {reason} ({count})")
     return lines
 

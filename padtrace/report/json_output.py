@@ -14,7 +14,7 @@ from padtrace.recording.model import Recording
 from padtrace.report import summary
 
 if TYPE_CHECKING:
-    from padtrace.explore.differences import Differences  # noqa: TC
+    from padtrace.explore.differences import Differences
 
 FORMAT = "padtrace.findings/1"
 

@@ -6,8 +6,10 @@ the console, so that 80 columns are enough.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable, Sequence
-from typing import IO
+from typing import IO, Any, cast
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -25,9 +27,23 @@ _STYLES = {Severity.CRASH: "bold red", Severity.SILENT: "bold magenta", Severity
 _MAX_GROUPS = 12
 
 
+class _WithoutTrailingSpaces:
+    """Passes text on without the blanks that tables leave at the end of a line."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def console(file: IO[str] | None = None, width: int | None = None) -> Console:
     """A console that wraps at words and highlights nothing by itself."""
-    return Console(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
+    stripped = cast("IO[str]", _WithoutTrailingSpaces(file or sys.stdout))
+    return Console(file=stripped, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 def print_report(
@@ -41,8 +57,7 @@ def print_report(
 ) -> None:
     """The whole report of a check: diagnosis, evidence, coverage, verdict."""
     if headline:
-        out.print(Text(diagnosis(report), style=_headline_style(report)))
-        out.print()
+        print_headline(out, report)
     for position, group in enumerate(report.groups[:_MAX_GROUPS]):
         if position and not _same_diagnosis(group, report.groups[0]):
             out.print(Text(told(group.first), style=_STYLES[group.first.severity]))
@@ -53,6 +68,12 @@ def print_report(
     out.print(Text(verdict_line(report), style=_headline_style(report)))
     for line in advice.next_steps(recording, report, path):
         out.print(Text(line, style="dim"))
+
+
+def print_headline(out: Console, report: Report) -> None:
+    """The diagnosis and an empty line."""
+    out.print(Text(diagnosis(report), style=_headline_style(report)))
+    out.print()
 
 
 def diagnosis(report: Report) -> str:
@@ -132,7 +153,7 @@ def _evidence(recording: Recording, group: Group, known: KnownReports) -> Render
     if group.count > 1:
         table.add_row("seen", _spread(group))
     for quantity in (finding.left, finding.right):
-        table.add_row(quantity.name, _quantity(quantity))
+        _quantity(table, quantity)
     parting = parted_at(finding)
     if parting:
         table.add_row("parted", parting)
@@ -146,8 +167,10 @@ def _evidence(recording: Recording, group: Group, known: KnownReports) -> Render
 
 
 def _severity(finding: Finding) -> str:
-    return f"{finding.severity.value}: {finding.outcome}" if finding.outcome else (
-        finding.severity.value
+    return (
+        f"{finding.severity.value}: {finding.outcome}"
+        if finding.outcome
+        else (finding.severity.value)
     )
 
 
@@ -192,24 +215,35 @@ def _runs(ranks: Sequence[int]) -> Iterable[tuple[int, int]]:
     return runs
 
 
-def _quantity(quantity: Quantity) -> str:
+def _quantity(table: Table, quantity: Quantity) -> None:
     needs = f", needs {quantity.expected}" if quantity.expected is not None else ""
-    chain = " -> ".join(_links(quantity.chain))
-    return f"{quantity.value}{needs}" + (f"   {chain}" if chain else "")
+    table.add_row(quantity.name, f"{quantity.value}{needs}")
+    if quantity.chain:
+        table.add_row("", Text(" -> ".join(_links(quantity.chain)), style="dim"))
 
 
 def _links(chain: Sequence[str]) -> list[str]:
-    """Links without the number they begin with where the one before ended in it."""
-    return list(chain)
+    return [link for link in chain if link]
 
 
 def parted_at(finding: Finding) -> str:
-    """The first link where two chains that begin alike part; empty where they share none."""
+    """The first step after which two chains that begin with the same number part."""
     left, right = finding.left.chain, finding.right.chain
     for position, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return f"at link {position + 1}: {one}  |  {other}" if position else ""
+        if one == other:
+            continue
+        if position == 0 and _number(one) != _number(other):
+            return ""
+        if position:
+            return f"after {left[position - 1]}: q by {one}; the metadata by {other}"
+        ahead = left[1] if len(left) > 1 else one
+        behind = other.removeprefix(_number(other)).strip() or other
+        return f"after {_number(one)}: q by {ahead}; the metadata {behind}"
     return ""
+
+
+def _number(link: str) -> str:
+    return link.split(" ", 1)[0]
 
 
 def _more(out: Console, report: Report) -> None:

@@ -1,0 +1,5 @@
+"""`python -m padtrace`."""
+
+from padtrace.cli import main
+
+main()

@@ -1,0 +1,550 @@
+"""The command line: parse, call one function, render, exit code. No logic, no early imports.
+
+Everything but typer is imported inside the commands, so that `--help` costs what typer costs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from padtrace.errors import EXIT_USAGE, PadtraceError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from padtrace.contracts.known import KnownReports
+    from padtrace.recording.model import Recording
+
+EXIT_INTERRUPTED = 130
+EXIT_INTERNAL = 70
+
+app = typer.Typer(
+    name="padtrace",
+    help="Record, replay and check the padding decisions of an SGLang server.",
+    epilog="Exit codes: 0 clean, 1 divergence, 2 usage, 3 bad recording, 4 SGLang or environment "
+    "missing, 5 nothing observed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RecordingPath = Annotated[Path, typer.Argument(metavar="REC", help="A recording.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Count suspects, and what is declared harmless, as divergence."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="ID", help="Only this contract, e.g. PT101; may be repeated."),
+]
+Known = Annotated[
+    Path | None,
+    typer.Option("--known", metavar="FILE", help="Known reports of your own, beside the shipped."),
+]
+Output = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the recording.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
+
+
+@app.command()
+def info(
+    recording: RecordingPath,
+    json: Json = False,
+    share_check: Annotated[
+        bool, typer.Option("--share-check", help="Prove what the file can and cannot hold.")
+    ] = False,
+) -> None:
+    """Show what is in a recording."""
+    from padtrace.report import info_view, json_output
+
+    loaded = _read(recording)
+    if share_check:
+        proof = info_view.share_check(loaded)
+        if json:
+            _write(json_output.text(proof.as_json()))
+        else:
+            info_view.print_share_check(_console(), proof)
+        raise typer.Exit(0 if proof.holds else 1)
+    if json:
+        _write(json_output.text(info_view.as_json(loaded, str(recording))))
+    else:
+        info_view.print_info(_console(), loaded, str(recording))
+
+
+@app.command()
+def show(
+    recording: RecordingPath,
+    step: Annotated[int | None, typer.Option(help="Only events of this step.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Only events of this global rank.")] = None,
+    forward: Annotated[int | None, typer.Option(help="Only events of this forward.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only events of this kind, e.g. pad.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows of the table; 0 for all.", min=0)] = 200,
+    json: Json = False,
+) -> None:
+    """Show the events of a recording in order; with --json one object a line."""
+    from padtrace.report import show_view
+
+    loaded = _read(recording)
+    chosen = show_view.select(loaded, step=step, rank=rank, forward=forward, kind=kind)
+    if json:
+        for line in show_view.json_lines(loaded, chosen):
+            _write(line)
+    else:
+        show_view.print_events(_console(), loaded, chosen, limit=limit)
+
+
+@app.command()
+def check(
+    recording: RecordingPath,
+    only: Only = None,
+    strict: Strict = False,
+    known: Known = None,
+    json: Json = False,
+) -> None:
+    """Check a recording against the contracts."""
+    from padtrace.contracts.engine import check as check_recording
+    from padtrace.report import json_output, terminal, verdicts
+
+    loaded, reports = _read(recording), _known(known)
+    report = check_recording(loaded, _ids(only), known=reports, strict=strict)
+    if json:
+        _write(json_output.text(json_output.findings_object(loaded, report, path=str(recording))))
+    else:
+        terminal.print_report(_console(), loaded, report, reports, path=str(recording))
+    raise typer.Exit(verdicts.exit_code(report, strict=strict))
+
+
+@app.command()
+def diff(
+    recording: RecordingPath,
+    other: Annotated[
+        Path | None, typer.Argument(metavar="[REC]", help="A second recording to compare with.")
+    ] = None,
+    only: Only = None,
+    strict: Strict = False,
+    known: Known = None,
+    json: Json = False,
+) -> None:
+    """Tell q rows against num_splits rows, or compare two recordings field by field."""
+    if other is None:
+        _diff_rows(recording, only, strict, known, json)
+    else:
+        _diff_recordings(recording, other, only, strict, known, json)
+
+
+def _diff_rows(
+    path: Path, only: list[str] | None, strict: bool, known: Path | None, json: bool
+) -> NoReturn:
+    from padtrace.contracts.engine import check as check_recording
+    from padtrace.report import json_output, rows_view, terminal, verdicts
+
+    loaded, reports = _read(path), _known(known)
+    report = check_recording(loaded, _ids(only), known=reports, strict=strict)
+    if json:
+        _write(json_output.text(json_output.findings_object(loaded, report, path=str(path))))
+    else:
+        out = _console()
+        terminal.print_headline(out, report)
+        rows_view.print_rows(out, loaded)
+        terminal.print_report(out, loaded, report, reports, path=str(path), headline=False)
+    raise typer.Exit(verdicts.exit_code(report, strict=strict))
+
+
+def _diff_recordings(
+    path: Path,
+    other_path: Path,
+    only: list[str] | None,
+    strict: bool,
+    known: Path | None,
+    json: bool,
+) -> NoReturn:
+    from padtrace.contracts.engine import check as check_recording
+    from padtrace.explore.differences import compare
+    from padtrace.report import differences_view, json_output, verdicts
+
+    loaded, other, reports = _read(path), _read(other_path), _known(known)
+    result = compare(loaded, other)
+    report = check_recording(other, _ids(only), known=reports, strict=strict)
+    verdict = verdicts.of_comparison(result)
+    if json:
+        _write(
+            json_output.text(
+                json_output.findings_object(
+                    other,
+                    report,
+                    path=str(other_path),
+                    differences=result,
+                    compared_with=loaded,
+                    verdict=verdict,
+                )
+            )
+        )
+    else:
+        names = (str(path), str(other_path))
+        differences_view.print_differences(_console(), result, names, (loaded, other))
+    raise typer.Exit(verdicts.CODES[verdict])
+
+
+@app.command()
+def replay(
+    recording: RecordingPath,
+    sglang: Annotated[
+        str | None,
+        typer.Option(
+            "--sglang",
+            metavar="VERSION|PATH",
+            help="A release, the path of a checkout, or 'here'; by default what the file names.",
+        ),
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="off, auto, reference or cuda: whether kernels are called.")
+    ] = "auto",
+    output: Output = None,
+    force: Force = False,
+    only: Only = None,
+    strict: Strict = False,
+    known: Known = None,
+    json: Json = False,
+) -> None:
+    """Run the recorded decisions again through real SGLang, compare and check."""
+    from padtrace.explore.rerun import rerun
+    from padtrace.report import json_output, replay_view, verdicts
+
+    loaded, reports = _read(recording), _known(known)
+    view = replay_view.ReplayView(_console(), quiet=json)
+    _refuse_to_overwrite(output, force)
+    view.before(loaded, reports, str(recording))
+    with view.progress() as progress:
+        outcome = rerun(
+            loaded,
+            sglang=sglang,
+            kernels=kernels,
+            only=_ids(only),
+            known=reports,
+            strict=strict,
+            progress=progress,
+        )
+    if output is not None:
+        _save(outcome.replayed, output, force)
+    if json:
+        _write(
+            json_output.text(
+                json_output.findings_object(
+                    outcome.replayed,
+                    outcome.report,
+                    path=str(recording),
+                    differences=outcome.differences,
+                    compared_with=loaded,
+                    verdict=outcome.verdict,
+                )
+            )
+        )
+    else:
+        view.after(outcome, reports, str(recording), output)
+    raise typer.Exit(verdicts.exit_code(outcome.report, strict=strict, verdict=outcome.verdict))
+
+
+@app.command()
+def make(
+    case: Annotated[Path, typer.Argument(metavar="CASE.json", help="A case, or a list of them.")],
+    output: Annotated[
+        Path, typer.Option("--out", "-o", metavar="REC", help="Where to write the recording.")
+    ],
+    plan: Annotated[
+        str, typer.Option(help="auto, before or after: when metadata are planned.")
+    ] = "auto",
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Make the recording that a configuration would give before any padding."""
+    from padtrace.explore import make as maker
+    from padtrace.report import json_output
+
+    _refuse_to_overwrite(output, force)
+    made = maker.make(_read_json(case), plan=plan)  # type: ignore[arg-type]
+    size = _save(made, output, force)
+    if json:
+        _write(json_output.text({"recording": str(output), "bytes": size}))
+    else:
+        _write(f"{output}: {size:,} bytes\nnext: padtrace replay {output} --sglang VERSION")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def record(
+    context: typer.Context,
+    server_args: Annotated[
+        str, typer.Option("--server-args", metavar="ARGS", help="Arguments of the SGLang server.")
+    ] = "",
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder, or file name ending in .safetensors.")
+    ] = Path("recordings"),
+    tier: Annotated[str, typer.Option(help="shape, meta or full.")] = "shape",
+    ring: Annotated[str, typer.Option(help="Room for events per process, e.g. 64M.")] = "64M",
+    policy: Annotated[
+        str, typer.Option(help="What a full ring keeps: last, first or error.")
+    ] = "last",
+    stop_after: Annotated[
+        int | None, typer.Option(help="Stop the server after this many forwards.", min=1)
+    ] = None,
+    until_error: Annotated[
+        bool, typer.Option("--until-error", help="Stop the server at the first error.")
+    ] = False,
+    attach_config: Annotated[
+        bool, typer.Option("--attach-config", help="Put the model's config.json in the facts.")
+    ] = False,
+    alarm: Annotated[
+        bool, typer.Option(help="Let a rank say at once when two lengths disagree.")
+    ] = True,
+) -> None:
+    """Run an SGLang server under record; its own exit code is returned.
+
+    Arguments after -- are given to the server as they are.
+    """
+    from padtrace.record import launch
+
+    code = launch.run(
+        server_args=server_args,
+        passthrough=context.args,
+        out=out,
+        tier=tier,
+        ring=ring,
+        policy=policy,
+        stop_after=stop_after,
+        until_error=until_error,
+        attach_config=attach_config,
+        alarm=alarm,
+        say=_say,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def seal(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Ring folders.")],
+    output: Annotated[
+        Path, typer.Option("--out", "-o", metavar="REC", help="Where to write the recording.")
+    ],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Merge the rings of one or several nodes into one recording."""
+    from padtrace.record import seal as sealer
+    from padtrace.report import json_output
+
+    _refuse_to_overwrite(output, force)
+    sealed = sealer.seal(folders)
+    size = _save(sealed.recording, output, force)
+    if json:
+        result = {"recording": str(output), "bytes": size, "notes": sealed.notes}
+        _write(json_output.text({**result, "missing_ranks": sealed.missing_ranks}))
+    else:
+        _write("\n".join([f"{output}: {size:,} bytes", *sealed.notes]))
+        _write(f"next: padtrace diff {output}")
+
+
+releases_app = typer.Typer(help="List, fetch, verify and remove SGLang releases.")
+app.add_typer(releases_app, name="releases")
+
+
+@releases_app.callback(invoke_without_command=True)
+def releases(context: typer.Context, json: Json = False) -> None:
+    """List the SGLang releases that are known and which of them are here."""
+    if context.invoked_subcommand is None:
+        from padtrace.replay import releases as store
+        from padtrace.report import releases_view
+
+        releases_view.print_releases(_console(), store.listed(), json=json)
+
+
+@releases_app.command("fetch")
+def releases_fetch(
+    versions: Annotated[list[str], typer.Argument(metavar="VERSION...")],
+) -> None:
+    """Fetch releases into the cache."""
+    from padtrace.replay import releases as store
+
+    for version in versions:
+        _write(f"{version}: {store.fetch(version, say=_say)}")
+
+
+@releases_app.command("verify")
+def releases_verify(
+    versions: Annotated[list[str] | None, typer.Argument(metavar="[VERSION...]")] = None,
+) -> None:
+    """Check that cached releases are what was fetched."""
+    from padtrace.replay import releases as store
+
+    for version in versions or store.cached():
+        store.verify(version)
+        _write(f"{version}: as fetched")
+
+
+@releases_app.command("remove")
+def releases_remove(
+    versions: Annotated[list[str], typer.Argument(metavar="VERSION...")],
+) -> None:
+    """Remove releases from the cache."""
+    from padtrace.replay import releases as store
+
+    for version in versions:
+        store.remove(version)
+        _write(f"{version}: removed")
+
+
+@app.command()
+def explain(
+    contract: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A contract, e.g. PT101; all without.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Explain a contract, or list them all."""
+    from padtrace.report import explain_view
+
+    explain_view.print_contracts(_console(), contract, json=json)
+
+
+@app.command()
+def doctor(
+    sglang: Annotated[
+        str | None, typer.Option("--sglang", metavar="VERSION|PATH", help="Which SGLang.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say which of the functions padtrace needs an SGLang has."""
+    from padtrace.replay import service
+    from padtrace.report import doctor_view
+
+    raise typer.Exit(doctor_view.print_capabilities(_console(), service.doctor(sglang), json=json))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def lab(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="dsa or dense: the tiny model to serve.")] = "dsa",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size.", min=1)] = 1,
+    dp: Annotated[int, typer.Option(help="DP attention size.", min=1)] = 1,
+    sglang: Annotated[
+        Path | None, typer.Option("--sglang", metavar="PATH", help="Folder that holds sglang.")
+    ] = None,
+    log: Annotated[Path, typer.Option(help="The server's log.")] = Path("lab.log"),
+) -> None:
+    """Run a real SGLang server on this machine's CPU; arguments after -- go to the server."""
+    from padtrace.lab import launcher
+
+    raise typer.Exit(
+        launcher.run_lab(
+            model,  # type: ignore[arg-type]
+            log_path=log,
+            sglang_root=sglang,
+            tp=tp,
+            dp=dp,
+            extra=context.args,
+            say=_say,
+        )
+    )
+
+
+@app.command()
+def version() -> None:
+    """Print the version of padtrace."""
+    from padtrace import __version__
+
+    _write(f"padtrace {__version__}")
+
+
+def _read(path: Path) -> Recording:
+    from padtrace.recording.reader import read
+
+    return read(path)
+
+
+def _save(recording: Recording, path: Path, force: bool) -> int:
+    from padtrace.recording.writer import write
+
+    return write(recording, path, force=force)
+
+
+def _read_json(path: Path) -> Any:
+    import msgspec
+
+    from padtrace.errors import UsageError
+
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", f"{error.strerror}", "check the path") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no JSON", str(error), "see the README for a case") from error
+
+
+def _refuse_to_overwrite(path: Path | None, force: bool) -> None:
+    """Before the work, not after it."""
+    from padtrace.errors import UsageError
+
+    if path is not None and path.exists() and not force:
+        raise UsageError(
+            f"{path} exists already",
+            "padtrace does not overwrite a recording unasked",
+            "choose another name, or add --force",
+        )
+
+
+def _known(path: Path | None) -> KnownReports:
+    from padtrace.contracts.known import KnownReports
+
+    return KnownReports.shipped(path)
+
+
+def _ids(only: list[str] | None) -> set[str] | None:
+    return {part.strip().upper() for text in only for part in text.split(",")} if only else None
+
+
+def _console() -> Console:
+    from padtrace.report.terminal import console
+
+    return console()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def main() -> NoReturn:
+    """The script entry: every error becomes lines on stderr and an exit code."""
+    try:
+        app(prog_name="padtrace")
+    except PadtraceError as error:
+        _fail(error, error.lines(), error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except ModuleNotFoundError as error:
+        lines = [f"this part of padtrace needs {error.name}", "it cannot be imported here"]
+        _fail(error, [*lines, "reinstall padtrace; PADTRACE_DEBUG=1 shows where"], EXIT_USAGE)
+    except Exception as error:
+        lines = [f"internal error: {type(error).__name__}: {error}", "this is a bug in padtrace"]
+        _fail(error, [*lines, "PADTRACE_DEBUG=1 shows the traceback to report"], EXIT_INTERNAL)
+    sys.exit(0)
+
+
+def _fail(error: BaseException, lines: list[str], code: int) -> NoReturn:
+    if os.environ.get("PADTRACE_DEBUG") == "1":
+        raise error
+    first, *rest = lines or [type(error).__name__]
+    sys.stderr.write("\n".join([f"padtrace: {first}", *(f"  {line}" for line in rest)]) + "\n")
+    sys.exit(code)
