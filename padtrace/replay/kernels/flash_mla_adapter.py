@@ -52,7 +52,7 @@ class FlashMla:
     @property
     def device(self) -> torch.device:
         """The current CUDA device."""
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda")
 
     def availability(self) -> Availability:
         """Usable where CUDA works and the wheel holds this operator set for this card."""

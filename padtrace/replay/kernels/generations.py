@@ -19,8 +19,9 @@ SGLang       wheel                     where ``num_splits`` travels
 ===========  ========================  ==============================================
 
 0.5.23 also pins sglang-kernel 0.4.10, whose own FlashMLA it no longer calls; of 0.4.8 and 0.4.9
-nothing was read. sglang-kernel 0.4.2 knows only the call with tensors; from 0.4.4 on a call may pass a
-``FlashMLASchedMeta`` instead (DeepSeek-V4 does); DSA keeps the tensors in every release above.
+nothing was read. sglang-kernel 0.4.2 knows only the call with tensors; from 0.4.4 on a call may
+pass a ``FlashMLASchedMeta`` instead (DeepSeek-V4 does); DSA keeps the tensors in every release
+above.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ SGL_KERNEL_04_2 = Generation("sgl-kernel-0.4.2", "sglang-kernel 0.4.2 .. 0.4.4",
 SGL_KERNEL_04_5 = Generation("sgl-kernel-0.4.5", "sglang-kernel 0.4.5 .. 0.4.6", False, False, 512)
 SGL_KERNEL_04_7 = Generation("sgl-kernel-0.4.7", "sglang-kernel 0.4.7 .. 0.4.9", False, True, 512)
 SGL_KERNEL_04_10 = Generation("sgl-kernel-0.4.10", "sglang-kernel 0.4.10", False, True, 512, True)
-SGL_FLASH_MLA_1 = Generation("sgl-flash-mla-1", "sgl-flash-mla 1.0 (use_legacy)", True, True, 512, True)
+SGL_FLASH_MLA_1 = Generation(
+    "sgl-flash-mla-1", "sgl-flash-mla 1.0 (use_legacy)", True, True, 512, True
+)
 
 GENERATIONS = (
     SGL_KERNEL_04_2,

@@ -98,7 +98,7 @@ class SglKernel:
     @property
     def device(self) -> torch.device:
         """The current CUDA device."""
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda")
 
     def availability(self) -> Availability:
         """Usable where CUDA works, the wheel is there and its library loads."""

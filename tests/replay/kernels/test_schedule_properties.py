@@ -21,9 +21,7 @@ def ceil_div(value: int, by: int) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(LENGTHS, PARTS, st.sampled_from([3, 5]))
-def test_every_block_once_and_splits_counted(
-    lengths: list[int], parts: int, overhead: int
-) -> None:
+def test_every_block_once_and_splits_counted(lengths: list[int], parts: int, overhead: int) -> None:
     schedule = tile_schedule(lengths, parts, fixed_overhead_num_blocks=overhead)
     assert len(schedule.rows) == parts
     visited: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
@@ -39,9 +37,7 @@ def test_every_block_once_and_splits_counted(
             pieces = schedule.num_splits[row + 1] - schedule.num_splits[row]
             assert bool(cut) == (pieces > 1)
             if cut:
-                partial.append(
-                    schedule.num_splits[row] + (begin_split if row == begin else 0)
-                )
+                partial.append(schedule.num_splits[row] + (begin_split if row == begin else 0))
             else:
                 partial.append(schedule.num_splits[row])
     for row, length in enumerate(lengths):
