@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -283,47 +284,54 @@ def record(
     server_args: Annotated[
         str, typer.Option("--server-args", metavar="ARGS", help="Arguments of the SGLang server.")
     ] = "",
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder, or file name ending in .safetensors.")
-    ] = Path("recordings"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the recording.")] = Path(
+        "recordings"
+    ),
     tier: Annotated[str, typer.Option(help="shape, meta or full.")] = "shape",
     ring: Annotated[str, typer.Option(help="Room for events per process, e.g. 64M.")] = "64M",
     policy: Annotated[
         str, typer.Option(help="What a full ring keeps: last, first or error.")
     ] = "last",
     stop_after: Annotated[
-        int | None, typer.Option(help="Stop the server after this many forwards.", min=1)
+        str | None, typer.Option(metavar="N|TIME", help="End the server after 500, 90s or 15m.")
     ] = None,
     until_error: Annotated[
-        bool, typer.Option("--until-error", help="Stop the server at the first error.")
-    ] = False,
-    attach_config: Annotated[
-        bool, typer.Option("--attach-config", help="Put the model's config.json in the facts.")
+        bool, typer.Option("--until-error", help="End the server after the first error.")
     ] = False,
     alarm: Annotated[
-        bool, typer.Option(help="Let a rank say at once when two lengths disagree.")
+        bool, typer.Option(help="Say at once when two lengths disagree, before the kernel.")
     ] = True,
+    python: Annotated[str | None, typer.Option(help="The interpreter that has SGLang.")] = None,
+    attach_config: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Print lines for docker, kubernetes or slurm and end."),
+    ] = None,
 ) -> None:
     """Run an SGLang server under record; its own exit code is returned.
 
     Arguments after -- are given to the server as they are.
     """
-    from padtrace.record import launch
+    from padtrace.record import attach, launcher, settings
+    from padtrace.report.record_view import RecordView
 
-    code = launch.run(
-        server_args=server_args,
-        passthrough=context.args,
+    if attach_config is not None:
+        _write(attach.attach_config(attach_config).strip())
+        return
+    view = RecordView(_console(stderr=True))
+    result = launcher.run_record(
+        [*launcher.parse_server_arguments(server_args), *context.args],
         out=out,
         tier=tier,
-        ring=ring,
+        ring_bytes=_usage(settings.parse_size, ring, "write --ring like 64M or 1G"),
         policy=policy,
-        stop_after=stop_after,
-        until_error=until_error,
-        attach_config=attach_config,
         alarm=alarm,
-        say=_say,
+        python=python or sys.executable,
+        stop_after=launcher.parse_stop_after(stop_after) if stop_after else None,
+        until_error=until_error,
+        callbacks=launcher.Callbacks(view.line, view.status, view.first_error),
     )
-    raise typer.Exit(code)
+    view.ended(result)
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -508,10 +516,19 @@ def _ids(only: list[str] | None) -> set[str] | None:
     return {part.strip().upper() for text in only for part in text.split(",")} if only else None
 
 
-def _console() -> Console:
+def _usage(parse: Callable[[str], int], text: str, hint: str) -> int:
+    from padtrace.errors import UsageError
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(str(error), "", hint) from error
+
+
+def _console(*, stderr: bool = False) -> Console:
     from padtrace.report.terminal import console
 
-    return console()
+    return console(sys.stderr if stderr else sys.stdout)
 
 
 def _write(text: str) -> None:

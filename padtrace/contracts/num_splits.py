@@ -10,7 +10,7 @@ import numpy as np
 from padtrace.contracts import wording
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity, Violations
-from padtrace.contracts.rules import expected_num_splits
+from padtrace.contracts.rows import num_splits_expected
 from padtrace.contracts.sites import (
     PLANNED,
     Sites,
@@ -35,6 +35,7 @@ OTHER_KERNEL = "prefill runs another kernel (--dsa-prefill-backend)"
 GRAPH_PLAN = "the plan was made for a graph bucket (see PT304 and PT305)"
 
 FLASHMLA_KV = "flashmla_kv"
+_ENTRIES_MORE = num_splits_expected(0)
 _PREFILL_BACKEND = ("dsa_prefill_backend", "nsa_prefill_backend")
 
 
@@ -44,7 +45,7 @@ def evaluate(evidence: Evidence) -> Evaluation:
     failed = evidence.column("launch", "failed") == 1
     for sites, num_splits in _judged(evidence, result):
         result.evaluated += int(sites.rows.size)
-        broken = num_splits != expected_num_splits(sites.q_rows)
+        broken = num_splits != _expected(sites.q_rows)
         if sites.kind == "launch":
             stopped = failed[sites.rows]
             _report(evidence, sites, num_splits, broken & stopped, wording.STOPPED, result)
@@ -52,6 +53,10 @@ def evaluate(evidence: Evidence) -> Evaluation:
         else:
             _report(evidence, sites, num_splits, broken, wording.WOULD_STOP, result)
     return result
+
+
+def _expected(q_rows: Int64Array) -> Int64Array:
+    return q_rows + _ENTRIES_MORE
 
 
 def _judged(
@@ -112,8 +117,7 @@ def _prefill_elsewhere(evidence: Evidence, sites: Sites) -> BoolArray:
         backend = next((arguments[name] for name in _PREFILL_BACKEND if arguments.get(name)), None)
         elsewhere[process] = backend not in (None, FLASHMLA_KV)
     extends = evidence.is_text(modes_of(evidence, sites), "EXTEND", "MIXED")
-    process = evidence.column(sites.kind, "process")[sites.rows]
-    return np.asarray(extends & elsewhere[process])
+    return np.asarray(extends & elsewhere[evidence.column(sites.kind, "process")[sites.rows]])
 
 
 def _report(
@@ -135,7 +139,7 @@ def _report(
             left=chosen.q_rows,
             right_name="num_splits.rows",
             right=num_splits[broken],
-            expected=expected_num_splits(chosen.q_rows),
+            expected=_expected(chosen.q_rows),
             plans=chosen.plans,
             pads=chosen.pads,
             modes=modes_of(evidence, chosen),
@@ -179,7 +183,7 @@ class RowPair:
 
     @property
     def needs(self) -> int:
-        return self.q_rows + 1
+        return num_splits_expected(self.q_rows)
 
     @property
     def sign(self) -> str:
