@@ -25,12 +25,15 @@ from padtrace.lab.environment import LabModel, free_port, lab_environment, lab_s
 _READY = "The server is fired up and ready to roll!"
 _CRASHED = "Scheduler hit an exception"
 _STANDINS = "padtrace lab: process"
+_NOT_INSTALLED = "padtrace lab: stand-ins not installed"
 # "RuntimeError: ...", also behind the prefix of SGLang's logger.
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception|SystemExit)\b.*)$")
 _POLL_SECONDS = 0.2
-_STOP_SECONDS = 10.0
-# A crashing scheduler logs first and ends its process group a little later.
-_LAST_WORDS_SECONDS = 5.0
+_STOP_SECONDS = 20.0
+# A crashing scheduler logs first and takes the others with it a little later. The first process
+# then sleeps some seconds more, to let a GPU settle; that is not worth waiting for.
+_LAST_WORDS_SECONDS = 1.0
+_DEATH_NOTICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ def reason_of_death(log: str) -> str:
     The first error of the first scheduler traceback, since what other processes log later only
     follows from it; without such a traceback the last error line.
     """
-    if _STANDINS not in log and "padtrace lab: stand-ins not installed" not in log:
+    if _NOT_INSTALLED in log:
+        return _NOT_INSTALLED + log.partition(_NOT_INSTALLED)[2].partition("\n")[0]
+    if _STANDINS not in log:
         return (
             "the lab's stand-ins were not loaded: padtrace is not installed in the server's "
             "interpreter, or the server ended before it loaded plugins"
@@ -202,21 +207,22 @@ class LabServer:
             refusal = error.read().decode(errors="replace")
             raise LabServerError("the lab server refused a request", refusal[:500]) from error
         except OSError as error:
-            outcome = self.wait_until_dead(timeout=_LAST_WORDS_SECONDS)
+            outcome = self.wait_until_dead(timeout=_DEATH_NOTICE_SECONDS)
             why = outcome.reason if outcome.state == "died" else str(error)
             raise LabServerError(
                 "the lab server did not answer", why, f"Its log is {self.log_path}."
             ) from error
 
-    def stop(self) -> int:
-        """End the process group and return the exit code of the server's first process."""
-        process = self.process
-        for ending in (signal.SIGTERM, signal.SIGKILL):
-            _signal_group(process.pid, ending)
-            if _wait_for_end(process, _STOP_SECONDS):
-                break
-        _signal_group(process.pid, signal.SIGKILL)  # ranks that outlived the first process
-        return process.wait()
+    def stop(self, *, gracefully: bool = False) -> int:
+        """End the process group and return the exit code of the server's first process.
+
+        gracefully: ask by SIGTERM first, which SGLang takes 5 s and more to follow.
+        """
+        if gracefully:
+            _signal_group(self.process.pid, signal.SIGTERM)
+            _wait_for_end(self.process, _STOP_SECONDS)
+        _signal_group(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
 
 def run_lab(

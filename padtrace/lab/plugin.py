@@ -8,19 +8,15 @@ and everything else waits behind the switch PADTRACE_LAB=1, which the lab's laun
 import os
 import sys
 
-_installed = False
-
 
 def register() -> None:
-    """Install the lab's stand-ins in this process, once, if PADTRACE_LAB is 1.
+    """Install the lab's stand-ins in this process if PADTRACE_LAB is 1.
 
     Raises SystemExit when a stand-in cannot be installed: SGLang logs and forgets any other
     exception of a plugin, and a server with half its stand-ins fails later for no visible reason.
     """
-    global _installed
-    if os.environ.get("PADTRACE_LAB") != "1" or _installed:
+    if os.environ.get("PADTRACE_LAB") != "1":
         return
-    _installed = True
     # Elsewhere (HTTP front, detokenizer) only server arguments are read; loading the attention
     # backends there costs seconds of start-up for nothing.
     runs_model = _called_from("run_scheduler_process")

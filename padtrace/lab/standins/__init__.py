@@ -8,20 +8,25 @@ error.
 
 import os
 
+_installed: list[str] = []
+
 
 def install(*, runs_model: bool) -> list[str]:
-    """Install what this process needs and return the names of what was installed.
+    """Install what this process needs and return the names of all that is installed.
 
     runs_model: whether this process runs a model (a scheduler). Others get the device queries
     only, which SGLang makes while it resolves server arguments.
     """
-    from padtrace.lab.standins import process
+    if "process" not in _installed:
+        from padtrace.lab.standins import process, process_start
 
-    process.install()
-    names = ["process"]
-    if runs_model:
-        names += _install_model_standins()
-    return names
+        process.install()
+        process_start.install()
+        _installed.append("process")
+    # A forked scheduler comes here a second time, with its parent's stand-ins in place.
+    if runs_model and "communication" not in _installed:
+        _installed.extend(_install_model_standins())
+    return list(_installed)
 
 
 def _install_model_standins() -> list[str]:

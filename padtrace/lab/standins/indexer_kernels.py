@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from padtrace.lab.standins.fp8 import quantize_blocks
-from padtrace.lab.standins.targets import first_present, replace
+from padtrace.lab.standins.targets import first_present, first_with, replace
 
 _INDEX_HEAD_DIM = 128
 _BLOCK_SCALE_BYTES = 4
@@ -78,7 +78,9 @@ def install() -> None:
 
 
 def _replace_quantizers(indexer: ModuleType) -> None:
-    kernels = first_present(
+    kernels = first_with(
+        "act_quant",
+        "sglang.kernels.ops.quantization.act_quant_triton",
         "sglang.kernels.ops.attention.dsa.triton_kernel",
         "sglang.srt.layers.attention.dsa.triton_kernel",
     )

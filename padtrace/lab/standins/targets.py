@@ -28,6 +28,14 @@ def first_present(*names: str) -> ModuleType:
     raise LookupError(f"this SGLang has none of {', '.join(names)}")
 
 
+def first_with(name: str, *modules: str) -> ModuleType:
+    """The first of these modules that this release has and that holds `name`."""
+    for module in map(module_if_present, modules):
+        if module is not None and hasattr(module, name):
+            return module
+    raise LookupError(f"this SGLang has {name} in none of {', '.join(modules)}")
+
+
 def replace(owner: Any, name: str, stand_in: Any) -> None:
     """Set `owner.name` to the stand-in; LookupError if there is nothing by that name to replace."""
     if not hasattr(owner, name):
