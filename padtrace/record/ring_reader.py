@@ -6,6 +6,7 @@ right. What is torn is counted. Only a file whose header cannot be believed is a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -183,6 +184,15 @@ def _header(path: Path, page: bytes) -> tuple[RingHeader, dict[str, int]]:
     ) = form.HEADER.unpack_from(page)
     if version != form.VERSION or slot != form.SLOT_BYTES:
         raise _bad(path, f"it is a ring of version {version}", "use the padtrace that wrote it")
+    sound = (
+        size <= form.MAX_BYTES
+        and static <= form.MAX_STATIC_BYTES
+        and 0 < slots <= (size - form.STATIC_OFFSET - static) // form.SLOT_BYTES
+        and policy < len(form.POLICIES)
+        and max(pid, wall, monotonic) < 1 << 62
+    )
+    if not sound:
+        raise _bad(path, "its header states sizes no ring can have", _ASK_AGAIN)
     counters = np.frombuffer(page, "<i8", len(form.COUNTERS), form.COUNTERS_OFFSET)
     header = RingHeader(
         path=path,
@@ -214,7 +224,8 @@ def _static(path: Path, data: bytes) -> Ring:
         if kind == form.ENTRY_STRING:
             ring.strings[number] = payload.decode("utf-8", "replace")
         elif kind == form.ENTRY_FACTS:
-            merge_patch(ring.facts, _object(payload))
+            with contextlib.suppress(RecursionError):
+                merge_patch(ring.facts, _object(payload))
         elif kind == form.ENTRY_HOOK:
             stated[number] = _object(payload)
     if len(data) >= form.STATIC_OFFSET:
@@ -230,7 +241,8 @@ def _entries(ring: Ring, data: bytes) -> Iterator[tuple[int, int, bytes]]:
     while at + form.ENTRY.size <= end:
         length, checksum, kind, number = form.ENTRY.unpack_from(data, at)
         start = at + form.ENTRY.size
-        if not kind or start + length > end:
+        # More strings or hooks than entries fit is a lie that would be allocated.
+        if not kind or start + length > end or number > ring.header.static // form.ENTRY.size:
             break
         payload = data[start : start + length]
         if checksum == zlib.crc32(payload, kind << 16 ^ number):
