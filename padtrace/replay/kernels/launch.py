@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -18,7 +19,7 @@ from padtrace.replay.kernels.interface import (
 from padtrace.replay.kernels.launch_shapes import LaunchLimits, LaunchShapes
 from padtrace.replay.kernels.reference.kernel import ReferenceKernel
 from padtrace.replay.kernels.reference.words import NotCoveredError
-from padtrace.replay.kernels.tensors import build_request, check_size
+from padtrace.replay.kernels.tensors import build_request, check_recorded, check_size
 
 Outcome = Literal["pass", "refused", "undefined", "not-covered", "not-called"]
 
@@ -69,6 +70,7 @@ def run_launch(
     seed: int = 0,
     *,
     limits: LaunchLimits | None = None,
+    recorded: Mapping[str, torch.Tensor] | None = None,
 ) -> LaunchResult:
     """Build the launch's tensors, call the kernel, and tell what came of it.
 
@@ -80,11 +82,15 @@ def run_launch(
         launch: the recorded launch.
         seed: for the random values.
         limits: bounds on memory and work.
+        recorded: argument tensors of a recording of the ``full`` tier, by their names in
+            :class:`~padtrace.replay.kernels.interface.DecodeRequest`; the others are built.
 
     Raises:
-        BadRecordingError: numbers that no launch can have.
+        BadRecordingError: numbers that no launch can have, or a recorded tensor that is no
+            argument of the call.
     """
     launch.check()
+    recorded = check_recorded(recorded or {})
     size = check_size(launch)
     limits = limits or LaunchLimits()
     values = True
@@ -102,6 +108,11 @@ def run_launch(
         plan = plan_of(kernel, launch)
         stage = "decode"
         request = build_request(launch, plan, kernel.device, seed, values=values)
+        if values:
+            moved: dict[str, Any] = {
+                name: tensor.to(kernel.device) for name, tensor in recorded.items()
+            }
+            request = replace(request, **moved)
         answer = kernel.flash_mla_with_kvcache(request)
         if kernel.device.type == "cuda":
             torch.cuda.synchronize()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -37,6 +37,40 @@ def check_size(launch: LaunchShapes) -> int:
             "the recording is damaged or was made by something else; record again",
         )
     return size
+
+
+_RECORDABLE = (
+    "q",
+    "k_cache",
+    "block_table",
+    "cache_seqlens",
+    "tile_scheduler_metadata",
+    "num_splits",
+    "indices",
+    "attn_sink",
+    "topk_length",
+    "extra_k_cache",
+    "extra_indices_in_kvcache",
+    "extra_topk_length",
+    "descale_q",
+    "descale_k",
+)
+
+
+def check_recorded(recorded: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Recorded argument tensors, if each is an argument of the decode call.
+
+    Raises:
+        BadRecordingError: names the tensor that is none.
+    """
+    for name in recorded:
+        if name not in _RECORDABLE:
+            raise BadRecordingError(
+                f"a launch event holds a tensor {name!r}",
+                "flash_mla_with_kvcache has no such tensor argument",
+                "the recording is damaged or was made by something else; record again",
+            )
+    return recorded
 
 
 def build_request(

@@ -99,3 +99,23 @@ def test_wording_by_version() -> None:
     assert key("0.4.10") == "sgl-kernel-0.4.10"
     named = Named("flash_mla (sgl-flash-mla 1.0.0, legacy)")
     assert compare.generation_of(named).key == "sgl-flash-mla-1"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "code", "told"),
+    [
+        ((Wrong(""),), 0, "output        1 of    1 agree"),
+        ((Wrong("output"),), 1, "DIFFERS  b 2, 64 heads, topk 64"),
+        ((), 4, "wordings known"),
+    ],
+)
+def test_the_table(
+    kernels: tuple[ReferenceKernel, ...],
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(compare, "cuda_candidates", lambda: kernels)
+    assert compare.main() == code
+    assert told in capsys.readouterr().out

@@ -193,3 +193,12 @@ def test_no_numbers_crash_it(launch: LaunchShapes) -> None:
         return
     assert isinstance(result, LaunchResult)
     assert (result.error is None) == (result.outcome in ("pass", "undefined"))
+
+
+def test_recorded_tensors_take_the_place_of_random_ones() -> None:
+    zeros = torch.full((2, 1, 128), -1, dtype=torch.int32)
+    result = run_launch(ReferenceKernel(), dsa_launch(2, 3), recorded={"indices": zeros})
+    assert result.lse is not None
+    assert bool((result.lse == torch.inf).all())
+    with pytest.raises(BadRecordingError, match="softmax"):
+        run_launch(ReferenceKernel(), dsa_launch(2, 3), recorded={"softmax": zeros})
