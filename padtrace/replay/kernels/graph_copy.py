@@ -3,9 +3,10 @@
 A CUDA graph reads its schedule from a buffer made at capture. Before each replay SGLang slices
 ``num_splits`` for the rows of this batch (``num_splits[0 : rows + 1]``) and copies the fresh plan
 into the slice (``DSAFlashMLAMetadata.slice`` and ``.copy_`` in ``dsa_backend.py``, 0.5.15 to
-0.5.23; ``NSAFlashMLAMetadata`` in ``nsa_backend.py`` before). Two tensor rules make this fail silently: a slice past the end is clamped, and
-a source of length 1 is broadcast over the whole slice. A third case is silent as well: a slice
-shorter than the captured batch leaves the tail of an older plan, which the graph goes on reading.
+0.5.23; ``NSAFlashMLAMetadata`` in ``nsa_backend.py`` in 0.5.12). Two tensor rules make this fail
+silently: a slice past the end is clamped, and a source of length 1 is broadcast over the whole
+slice. A third case is silent as well: a slice shorter than the captured batch leaves the tail of
+an older plan, which the graph goes on reading.
 
 Nothing of SGLang's is rebuilt here: the buffer may be SGLang's own object (the worker passes it),
 and slicing and copying are always the object's own.
