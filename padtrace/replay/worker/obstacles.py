@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from padtrace.errors import EnvironmentMissingError
+
 _ENVIRONMENT = {
     # Triton kernels that plan metadata run interpreted.
     "TRITON_INTERPRET": "1",
@@ -79,9 +81,34 @@ def _without_pinning(original: Callable[..., Any]) -> Callable[..., Any]:
     return tensor
 
 
-def empty_module(name: str) -> ModuleType:
-    """Put an empty module in the place of one that only a GPU machine can import."""
+class _OnlyOnGpu:
+    """A name that a GPU module would have; calling it is a mistake of the replay."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise EnvironmentMissingError(
+            f"SGLang called {self._name}, which exists only on a GPU machine",
+            "a replay on a CPU does not launch kernels",
+            "report this call to padtrace's maintainers",
+        )
+
+
+def hollow_module(name: str) -> ModuleType:
+    """Put a module in the place of one that only a GPU machine can import.
+
+    Any name can be imported from it; nothing in it can be called.
+    """
     module = ModuleType(name)
+
+    def names(attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return _OnlyOnGpu(f"{name}.{attribute}")
+
+    module.__getattr__ = names  # type: ignore[method-assign]
+    module.__path__ = []
     sys.modules[name] = module
     return module
 

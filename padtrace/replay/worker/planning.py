@@ -7,6 +7,7 @@ they are on a GPU, since it asserts that.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from padtrace.recording.facts import Facts, WorkerFacts
 from padtrace.recording.model import Value
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.model_config import strict_model_config
-from padtrace.replay.worker.obstacles import empty_module, import_or_none
+from padtrace.replay.worker.obstacles import hollow_module, import_or_none
 from padtrace.replay.worker.provenance import Provenance
 from padtrace.replay.worker.snapshots import rows
 from padtrace.replay.worker.standins import StandIn
@@ -56,14 +57,20 @@ class PretendsCuda(torch.Tensor):
         return True
 
 
+# Kernel packages and modules that only a GPU machine can import, by what they need.
+_GPU_MODULES = (
+    ("cutlass", "sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits"),
+    ("flash_mla", "flash_mla"),
+    ("flash_mla", "flash_mla.flash_mla_interface"),
+)
+
+
 def prepare_modules() -> None:
-    """Stand in for kernel modules that the DSA backend imports and a CPU cannot."""
-    if import_or_none("cutlass") is None:
-        name = "sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits"
-        try:
-            import_or_none(name)
-        except ModuleNotFoundError:
-            empty_module(name)
+    """Stand in for kernel modules that the DSA backend imports and this machine cannot."""
+    missing = {needed for needed, _ in _GPU_MODULES if importlib.util.find_spec(needed) is None}
+    for needed, name in _GPU_MODULES:
+        if needed in missing:
+            hollow_module(name)
 
 
 def install_kernels(capabilities: Capabilities, provenance: Provenance) -> None:
@@ -72,7 +79,7 @@ def install_kernels(capabilities: Capabilities, provenance: Provenance) -> None:
     if interface is not None and hasattr(interface, "get_mla_metadata"):
         interface.get_mla_metadata = _metadata_of_contract
     else:
-        package = sys.modules.get("sgl_kernel") or empty_module("sgl_kernel")
+        package = sys.modules.get("sgl_kernel") or hollow_module("sgl_kernel")
         module = ModuleType("sgl_kernel.flash_mla")
         module.get_mla_metadata = _metadata_of_contract  # type: ignore[attr-defined]
         sys.modules["sgl_kernel.flash_mla"] = module
@@ -134,6 +141,7 @@ class Planner:
         self._server_args = server_args
         self._provenance = provenance
         self._backends: dict[tuple[str, int], Any] = {}
+        self._pools: dict[str, dict[str, StandIn]] = {}
 
     def backend(self, worker: str, backend_id: int) -> Any:
         key = (worker, backend_id)
@@ -145,6 +153,10 @@ class Planner:
     def plan(self, batch: Any, worker: str, backend_id: int) -> dict[str, Value]:
         """Run `init_forward_metadata` and read what it made."""
         backend = self.backend(worker, backend_id)
+        for name in ("req_to_token_pool", "token_to_kv_pool"):
+            # Where a batch carries the pools, the backend reads them there.
+            if hasattr(batch, name):
+                setattr(batch, name, getattr(backend, name, None) or self._pools[worker][name])
         backend.init_forward_metadata(batch)
         return self._read(backend, batch)
 
@@ -187,9 +199,16 @@ class Planner:
             "page_size": facts.page_size or 64,
             "size": 1 << 30,
         }
+        self._pools[worker] = {
+            "token_to_kv_pool": StandIn("token_to_kv_pool", pool, absent=("kv_shard",)),
+            "req_to_token_pool": StandIn(
+                "req_to_token_pool", {"req_to_token": table, "size": 1 << 16}
+            ),
+        }
         return StandIn(
             "model_runner",
             {
+                **self._pools[worker],
                 "device": "cpu",
                 "page_size": facts.page_size or 64,
                 "kv_cache_dtype": dtype,
@@ -197,10 +216,6 @@ class Planner:
                 "server_args": self._server_args,
                 "is_draft_worker": worker == "draft",
                 "hisparse_coordinator": None,
-                "token_to_kv_pool": StandIn("token_to_kv_pool", pool, absent=("kv_shard",)),
-                "req_to_token_pool": StandIn(
-                    "req_to_token_pool", {"req_to_token": table, "size": 1 << 16}
-                ),
             },
         )
 
