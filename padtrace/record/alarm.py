@@ -1,0 +1,82 @@
+"""The live alarm: one line in the server's log before the kernel's own error.
+
+It says both lengths, who set each and in which order, and what to run next. It reads integers that
+the probes hold anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from padtrace.contracts.rows import num_splits_agrees, num_splits_expected
+from padtrace.record.state import BatchRecord, PadNote, PlanNote, State
+
+logger = logging.getLogger("padtrace")
+
+# A server that goes on after a mismatch meets it again at every step.
+MAX_LINES = 5
+
+
+class Alarm:
+    """See the module. One per process."""
+
+    def __init__(self, state: State, folder: str) -> None:
+        """
+        Args:
+            folder: where the rings are, for the command to run next.
+        """
+        self._state = state
+        self._next = f"padtrace seal {folder} -o crash.safetensors && padtrace diff "
+        self._next += "crash.safetensors"
+        self._lines = 0
+        self._told: set[tuple[str, int]] = set()
+
+    def launch(self, function: str, record: BatchRecord, q_rows: int, splits: int) -> None:
+        """A FlashMLA call with shapes not seen in this forward yet."""
+        if q_rows < 0 or splits < 0 or num_splits_agrees(q_rows, splits):
+            return
+        self._state.writer.divergence()
+        self._told.add(("rows", record.number))
+        self._say(
+            f"{function} gets q with {q_rows} rows and num_splits with {splits}, "
+            f"needs {num_splits_expected(q_rows)}; {_history(record)}"
+        )
+
+    def failed(self, function: str, record: BatchRecord) -> None:
+        """An exception left a hooked function; nothing more to say where the rows were told."""
+        if ("rows", record.number) in self._told:
+            return
+        self._say(f"an exception left {function or 'a hooked function'}; {_history(record)}")
+
+    def _say(self, text: str) -> None:
+        if self._lines >= MAX_LINES:
+            return
+        self._lines += 1
+        state = self._state
+        where = f"process {os.getpid()} step {state.step}"
+        if state.forward >= 0:
+            where += f" forward {state.forward}"
+        logger.error("padtrace alarm: %s: %s. Next: %s", where, text, self._next)
+
+
+def _history(record: BatchRecord) -> str:
+    """Who planned and who padded the batch, in their order."""
+    parts: list[tuple[int, str]] = []
+    plan, pad = record.plan, record.pad
+    if plan is not None:
+        parts.append((plan.enter_seq, _planned(plan)))
+    if pad is not None:
+        parts.append((pad.enter_seq, _padded(pad)))
+    if not parts:
+        return f"batch {record.number}: nothing planned or padded it yet"
+    return f"batch {record.number}: " + ", then ".join(text for _, text in sorted(parts))
+
+
+def _planned(plan: PlanNote) -> str:
+    rows = f" for {plan.rows} rows" if plan.rows >= 0 else ""
+    return f"{plan.by} planned num_splits {plan.num_splits}{rows} (event {plan.enter_seq})"
+
+
+def _padded(pad: PadNote) -> str:
+    return f"{pad.by} took q from {pad.before} to {pad.after} rows (event {pad.enter_seq})"

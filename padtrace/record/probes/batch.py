@@ -1,0 +1,138 @@
+"""ForwardBatch.init_new and the per-rank counts it takes over from the scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from padtrace.record.probes.context import UNSEEN, Context, exit_number
+from padtrace.record.state import BATCH, RECORD_ATTRIBUTE, SYNC, BatchRecord, Frame
+from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
+
+_MISSING = object()
+
+
+class InitNewProbe:
+    """ForwardBatch.init_new(batch, model_runner, ...): numbers the batch, keeps its exit."""
+
+    def __init__(self, context: Context, sync: SyncProbe | None) -> None:
+        """
+        Args:
+            sync: given where init_new has the block of init_mlp_sync_metadata inline (SGLang
+                before 0.5.18), so that the counts are taken at its exit.
+        """
+        self._context = context
+        self._state = context.state
+        self._sync = sync
+        self._function = context.string("init_new")
+
+    def enter(self, cls: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Frame:
+        state = self._state
+        frame = state.enter("init_new", state.new_record(state.worker_of(model_runner)))
+        frame.subject = batch
+        frame.failed = self._failed
+        return frame
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        state, record = self._state, frame.record
+        record.owner = id(result)
+        setattr(result, RECORD_ATTRIBUTE, record)
+        if self._sync is not None:
+            self._sync.derive(frame.subject, result, record)
+        exit_seq = state.leave(frame)
+        snapshot = self._context.snap(result)
+        scalars = state.header(frame, exit_seq)
+        scalars.append(self._function)
+        scalars += snapshot.scalars
+        self._context.write(BATCH, scalars, snapshot.values)
+
+    def _failed(self, frame: Frame, observed: bool) -> None:
+        exit_seq = exit_number(self._context, frame, observed)
+        scalars = [*self._state.header(frame, exit_seq), self._function, *UNSEEN.scalars]
+        self._context.write(BATCH, scalars)
+
+
+class SyncProbe:
+    """ForwardBatch.init_mlp_sync_metadata(batch, device): the counts before and after."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._state = context.state
+        self._function = context.string("init_mlp_sync_metadata")
+        self._inline = context.string("init_new")
+
+    def enter(self, forward_batch: Any, batch: Any, *args: Any, **kwargs: Any) -> Frame | None:
+        if batch.global_num_tokens is None and not getattr(batch, "draft_global_num_tokens", None):
+            return None
+        record = self._context.record_of(forward_batch)
+        frame = self._state.enter("init_mlp_sync_metadata", record)
+        frame.subject = forward_batch
+        frame.extra = (batch, _copies(batch))
+        return frame
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        exit_seq = self._state.leave(frame)
+        batch, before = frame.extra
+        self._write(frame, exit_seq, self._function, batch, before, frame.subject)
+
+    def derive(self, batch: Any, forward_batch: Any, record: BatchRecord) -> None:
+        """The same event where the block is inline: made when init_new returns."""
+        if batch.global_num_tokens is None:
+            return
+        frame = self._state.enter("init_new", record)
+        exit_seq = self._state.leave(frame)
+        self._write(frame, exit_seq, self._inline, batch, _copies(batch), forward_batch)
+
+    def _write(
+        self,
+        frame: Frame,
+        exit_seq: int,
+        function: int,
+        batch: Any,
+        before: tuple[Any, ...],
+        forward_batch: Any,
+    ) -> None:
+        counts, logprob_counts, draft_counts = before
+        held = forward_batch.global_num_tokens_cpu
+        source = forward_batch.original_global_num_tokens_cpu
+        frame.record.scheduler_counts = source
+        values: list[int] = []
+        scalars = self._state.header(frame, exit_seq)
+        scalars.append(function)
+        for vector in (
+            counts,
+            held,
+            logprob_counts,
+            forward_batch.global_num_tokens_for_logprob_cpu,
+            source,
+            draft_counts,
+        ):
+            scalars.append(_put(vector, values))
+        scalars.append(held is source)
+        vote = getattr(batch, "can_run_dp_cuda_graph", _MISSING)
+        if vote is _MISSING:
+            vote = getattr(batch, "can_run_decode_cuda_graph", _MISSING)
+        scalars.append(bool(vote) if isinstance(vote, bool) else NOT_OBSERVED_CODE)
+        self._context.write(SYNC, scalars, values)
+
+
+def _copies(batch: Any) -> tuple[Any, ...]:
+    draft: Any = getattr(batch, "draft_global_num_tokens", _MISSING)
+    return (
+        list(batch.global_num_tokens) if batch.global_num_tokens is not None else None,
+        list(batch.global_num_tokens_for_logprob)
+        if batch.global_num_tokens_for_logprob is not None
+        else None,
+        draft if draft is None or draft is _MISSING else list(draft),
+    )
+
+
+def _put(vector: Any, values: list[int]) -> int:
+    """Append a vector's values; its length, or why there is none."""
+    if vector is None:
+        return NONE_CODE
+    if vector is _MISSING:
+        return NO_ATTRIBUTE_CODE
+    if vector.__class__ is not list or (vector and not isinstance(vector[0], int)):
+        return NOT_OBSERVED_CODE
+    values += vector
+    return len(vector)

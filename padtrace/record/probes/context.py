@@ -1,0 +1,67 @@
+"""What all probes share: the state, the snapshots, the batch of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from padtrace.record.snapshots import NO_SNAPSHOT, Snapshot, SnapshotTaker
+from padtrace.record.state import BATCH, RECORD_ATTRIBUTE, BatchRecord, Frame, State
+from padtrace.recording.absent import NOT_OBSERVED_CODE
+
+UNSEEN = Snapshot(list(NO_SNAPSHOT), [])
+
+
+class Context:
+    """Handed to every probe.
+
+    Attributes:
+        snapshots: set once ForwardBatch is known; nothing is hooked before.
+    """
+
+    def __init__(self, state: State, forward_batch_class: type, cp_rank: Callable[[], int]) -> None:
+        self.state = state
+        self.string = state.string
+        self.write = state.writer.write
+        self.update = state.writer.update
+        self.forward_batch_class = forward_batch_class
+        self.snapshots = SnapshotTaker(forward_batch_class, state.string, cp_rank)
+        self.snap = self.snapshots.take
+        self.backends: Any = None
+        self._construction = state.string("construction")
+
+    def record_of(self, batch: Any, worker: int | None = None) -> BatchRecord:
+        """The record of a batch, made at first sight.
+
+        A copy or view that SGLang makes inside a hooked call (eager buffers, graph views) belongs
+        to the batch of that call. A ForwardBatch met anywhere else that no init_new made (capture,
+        warm-up, a child of two-batch overlap) gets a number and a batch event of its own.
+        """
+        state = self.state
+        record = state.known_record(batch)
+        if record is not None:
+            return record
+        own = isinstance(batch, self.forward_batch_class)
+        child = own and getattr(batch, "tbo_parent_token_range", None) is not None
+        if not own or (state.open and not child):
+            return state.enclosing_record()
+        if worker is None:
+            worker = state.open[-1].record.worker if state.open else NOT_OBSERVED_CODE
+        record = state.new_record(worker, id(batch))
+        setattr(batch, RECORD_ATTRIBUTE, record)
+        frame = state.enter("construction", record)
+        exit_seq = state.leave(frame)
+        snapshot = self.snap(batch)
+        scalars = [*state.header(frame, exit_seq), self._construction, *snapshot.scalars]
+        self.write(BATCH, scalars, snapshot.values)
+        return record
+
+
+def exit_number(context: Context, frame: Frame, observed: bool) -> int:
+    """The exit number of a call that an exception left, if the exception was seen passing."""
+    if not observed:
+        return NOT_OBSERVED_CODE
+    state = context.state
+    seq = state.seq
+    state.seq = seq + 1
+    return seq

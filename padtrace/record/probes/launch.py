@@ -1,0 +1,236 @@
+"""Kernel calls by shapes: written before the call, equal ones of a forward counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from padtrace.record.hooks import Around, Hook
+from padtrace.record.probes.context import Context
+from padtrace.record.probes.plan import note_planned_rows
+from padtrace.record.snapshots import integer_of, rows_of
+from padtrace.record.state import EXIT_SEQ, LAUNCH, BatchRecord, Frame, column_index
+from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
+
+_COUNT = column_index("launch", "count")
+_FAILED = column_index("launch", "failed")
+_SPLITS = column_index("launch", "num_splits.rows")
+
+# Parameters by position, and which of them the columns of a launch are read from.
+PARAMETERS = {
+    "flash_mla_with_kvcache": (
+        "q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata",
+        "num_splits", "softmax_scale", "causal", "descale_q", "descale_k", "is_fp8_kvcache",
+        "indices",
+    ),
+    "get_mla_metadata": ("cache_seqlens",),
+    "fp8_paged_mqa_logits": ("q", "k_cache", "weights", "cache_seqlens", "block_table"),
+    "get_paged_mqa_logits_metadata": ("cache_seqlens",),
+}  # fmt: skip
+# DeepGEMM's own names for the same things.
+_ALIASES = {
+    "fused_kv_cache": "k_cache",
+    "kv_cache": "k_cache",
+    "context_lens": "cache_seqlens",
+}
+_DEEP_GEMM = ("fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata")
+
+
+class RowAlarm(Protocol):
+    """Told of every FlashMLA call with new shapes, before it is made."""
+
+    def launch(self, function: str, record: BatchRecord, q_rows: int, splits: int) -> None: ...
+
+
+class _Launch:
+    """One shape of call within one forward."""
+
+    __slots__ = ("count", "exit_seq", "extra_pairs", "frame", "seen")
+
+    def __init__(self, frame: Frame, seen: tuple[Any, ...]) -> None:
+        self.frame = frame
+        self.seen = seen
+        self.count = 1
+        self.exit_seq = NOT_OBSERVED_CODE
+        self.extra_pairs: tuple[int, ...] = ()
+
+
+class LaunchProbe:
+    """One kernel function."""
+
+    def __init__(self, context: Context, function: str, alarm: RowAlarm | None) -> None:
+        self._context = context
+        self._state = context.state
+        self._running = context.state.open
+        self._name = function
+        self._function = context.string(function)
+        self._names = PARAMETERS[function]
+        self._metadata = function == "get_mla_metadata"
+        self._aliased = function in _DEEP_GEMM
+        self._alarm = alarm
+        self._dtypes: dict[Any, int] = {}
+        self._launches: list[_Launch] = []
+        self._last: _Launch | None = None
+        self._now: _Launch | None = None
+
+    def around(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
+        """Like `hooks.around`, but nearly free for an equal call of the same forward."""
+        running, guard = self._running, self._state.guard
+        count, number = self._state.writer.count, hook.number
+
+        def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            frame = None
+            depth = len(running)
+            if hook.alive:
+                try:
+                    count(number)
+                    frame = self._before(args, kwargs)
+                except Exception as error:
+                    hook.lose(error, depth)
+            if frame is None:
+                return original(*args, **kwargs)
+            if depth:
+                result = original(*args, **kwargs)
+            else:
+                with guard:
+                    result = original(*args, **kwargs)
+            if hook.alive:
+                try:
+                    self._after(frame, result)
+                except Exception as error:
+                    hook.lose(error, depth)
+            return result
+
+        return hooked
+
+    def finish(self) -> None:
+        """Write how often each launch of this forward happened."""
+        for launch in self._launches:
+            self._complete(launch, 0)
+        self._launches.clear()
+        self._last = self._now = None
+
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        if args:
+            kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if self._aliased:
+            kwargs = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
+        seen = self._shapes(kwargs)
+        running = self._running
+        last = self._last
+        if last is None or last.seen != seen:
+            last = next((known for known in self._launches if known.seen == seen), None)
+        if last is None:
+            last = self._first(seen, kwargs)
+        else:
+            last.count += 1
+            running.append(last.frame)
+        self._last = self._now = last
+        return last.frame
+
+    def _after(self, frame: Frame, result: Any) -> None:
+        running = self._running
+        launch = self._now
+        if launch is None or launch.frame is not frame:
+            self._state.leave(frame)
+            return
+        if running and running[-1] is frame:
+            running.pop()
+        if launch.count == 1:
+            state = self._state
+            launch.exit_seq = state.seq
+            state.seq += 1
+            if self._metadata and isinstance(result, tuple) and len(result) == 2:
+                launch.extra_pairs = (_SPLITS, rows_of(result[1]))
+
+    def _shapes(self, given: dict[str, Any]) -> tuple[Any, ...]:
+        """What tells one launch from another, cheap to fetch and to compare."""
+        parent = self._running[-1].enter_seq if self._running else -1
+        get = given.get
+        return (
+            parent,
+            _shape(get("q")),
+            _shape(get("num_splits")),
+            _shape(get("cache_seqlens")),
+            _shape(get("block_table")),
+            _shape(get("indices")),
+            _shape(get("k_cache")),
+        )
+
+    def _first(self, seen: tuple[Any, ...], given: dict[str, Any]) -> _Launch:
+        state = self._state
+        frame = state.enter(self._name, state.enclosing_record())
+        frame.failed = self._call_failed
+        launch = _Launch(frame, seen)
+        frame.subject = launch
+        self._launches.append(launch)
+        q, splits = given.get("q"), given.get("num_splits")
+        tiles = given.get("tile_scheduler_metadata")
+        if splits is None and tiles is not None and not hasattr(tiles, "shape"):
+            splits = getattr(tiles, "num_splits", None)
+            tiles = getattr(tiles, "tile_scheduler_metadata", None)
+        values: list[int] = []
+        scalars = state.header(frame, NOT_OBSERVED_CODE)
+        scalars += (
+            self._function,
+            _put(q, values),
+            self._dtype(q),
+            rows_of(splits),
+            rows_of(tiles),
+            rows_of(given.get("cache_seqlens")),
+            _put(given.get("block_table"), values),
+            _put(given.get("indices"), values),
+            _put(given.get("k_cache"), values),
+            self._dtype(given.get("k_cache")),
+            integer_of(given.get("head_dim_v")),
+            integer_of(given.get("is_fp8_kvcache")),
+            1,
+            NOT_OBSERVED_CODE,
+        )
+        self._context.write(LAUNCH, scalars, values)
+        if self._metadata:
+            self._tell_plan(given.get("cache_seqlens"))
+        elif self._alarm is not None and q is not None and splits is not None:
+            self._alarm.launch(self._name, frame.record, rows_of(q), rows_of(splits))
+        return launch
+
+    def _tell_plan(self, cache_seqlens: Any) -> None:
+        note_planned_rows(self._running[:-1], rows_of(cache_seqlens))
+
+    def _call_failed(self, frame: Frame, observed: bool) -> None:
+        launch: _Launch = frame.subject
+        state = self._state
+        if observed and launch.exit_seq == NOT_OBSERVED_CODE:
+            launch.exit_seq = state.seq
+            state.seq += 1
+        self._complete(launch, 1)
+        if launch in self._launches:
+            self._launches.remove(launch)
+        self._last = self._now = None
+
+    def _complete(self, launch: _Launch, failed: int) -> None:
+        pairs = (EXIT_SEQ, launch.exit_seq, _COUNT, launch.count, _FAILED, failed)
+        self._context.update(LAUNCH, launch.frame.enter_seq, pairs + launch.extra_pairs)
+
+    def _dtype(self, tensor: Any) -> int:
+        dtype = getattr(tensor, "dtype", None)
+        if dtype is None:
+            return NONE_CODE
+        found = self._dtypes.get(dtype)
+        if found is None:
+            found = self._dtypes[dtype] = self._context.string(str(dtype))
+        return found
+
+
+def _shape(value: Any) -> Any:
+    return None if value is None else value.shape
+
+
+def _put(tensor: Any, values: list[int]) -> int:
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        return NONE_CODE if tensor is None else NOT_OBSERVED_CODE
+    values += shape
+    return len(shape)

@@ -1,0 +1,159 @@
+"""prepare_mlp_sync_batch, _pad_inputs_to_size and post_forward_mlp_sync_batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from padtrace.record.probes.context import UNSEEN, Context, exit_number
+from padtrace.record.snapshots import TOKEN_ROWS, Snapshot, rows_of
+from padtrace.record.state import PAD, UNPAD, Frame, PadNote
+from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
+
+_OWNED = (
+    "extend_seq_lens_cpu",
+    "extend_prefix_lens_cpu",
+    "extend_logprob_start_lens_cpu",
+    "lora_ids",
+)
+
+
+class _Pad:
+    """What is kept between entry and exit of a pad."""
+
+    __slots__ = ("batch", "bs", "counts", "entry", "num_tokens", "owned")
+
+    batch: Any
+    entry: Snapshot
+    counts: list[int] | None
+    num_tokens: int
+    bs: int
+    owned: tuple[Any, ...]
+
+
+class PadProbe:
+    """ForwardBatch.prepare_mlp_sync_batch(model_runner)."""
+
+    title = "prepare_mlp_sync_batch"
+
+    def __init__(
+        self, context: Context, padded: Callable[[Frame, Snapshot, Snapshot], None] | None = None
+    ) -> None:
+        """
+        Args:
+            padded: told of every finished pad, for the alarm.
+        """
+        self._context = context
+        self._state = context.state
+        self._function = context.string(self.title)
+        self._padded = padded
+
+    def enter(self, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Frame | None:
+        return self._open(batch, model_runner)
+
+    def _open(self, batch: Any, model_runner: Any) -> Frame:
+        context, state = self._context, self._state
+        record = context.record_of(batch, state.worker_of(model_runner))
+        frame = state.enter(self.title, record)
+        frame.failed = self._failed
+        frame.extra = pad = _Pad()
+        pad.batch = batch
+        pad.entry = context.snap(batch)
+        counts = record.scheduler_counts
+        pad.counts = None if counts is None else counts[:]
+        pad.num_tokens = pad.bs = NOT_OBSERVED_CODE
+        pad.owned = tuple([getattr(batch, name, None) for name in _OWNED])
+        return frame
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        exit_seq = self._state.leave(frame)
+        pad = frame.extra
+        after = self._context.snap(pad.batch)
+        frame.record.pad = PadNote(
+            self.title, frame.enter_seq, pad.entry.scalars[TOKEN_ROWS], after.scalars[TOKEN_ROWS]
+        )
+        self._write(frame, exit_seq, after)
+        if self._padded is not None:
+            self._padded(frame, pad.entry, after)
+
+    def _failed(self, frame: Frame, observed: bool) -> None:
+        self._write(frame, exit_number(self._context, frame, observed), UNSEEN)
+
+    def _write(self, frame: Frame, exit_seq: int, after: Snapshot) -> None:
+        pad = frame.extra
+        scalars = self._state.header(frame, exit_seq)
+        scalars.append(self._function)
+        scalars += pad.entry.scalars
+        scalars += after.scalars
+        counts = frame.record.scheduler_counts
+        changed = NOT_OBSERVED_CODE if counts is None else int(counts != pad.counts)
+        scalars += (pad.num_tokens, pad.bs, changed)
+        scalars += [NONE_CODE if owned is None else rows_of(owned) for owned in pad.owned]
+        self._context.write(PAD, scalars, pad.entry.values + after.values)
+
+
+class PadInputsProbe(PadProbe):
+    """ForwardBatch._pad_inputs_to_size(model_runner, num_tokens, bs).
+
+    Inside prepare_mlp_sync_batch of the same batch it completes that event; alone, or for a child
+    of two-batch overlap, it is an event of its own.
+    """
+
+    title = "_pad_inputs_to_size"
+
+    def enter(
+        self, batch: Any, model_runner: Any, num_tokens: Any = None, bs: Any = None, **kwargs: Any
+    ) -> Frame | None:
+        running = self._state.open
+        tokens = num_tokens if isinstance(num_tokens, int) else NOT_OBSERVED_CODE
+        requests = bs if isinstance(bs, int) else NOT_OBSERVED_CODE
+        if running:
+            outer = running[-1].extra if running[-1].title == PadProbe.title else None
+            if outer is not None and outer.batch is batch:
+                outer.num_tokens, outer.bs = tokens, requests
+                return None
+        frame = self._open(batch, model_runner)
+        frame.extra.num_tokens, frame.extra.bs = tokens, requests
+        return frame
+
+
+class UnpadProbe:
+    """ForwardBatch.post_forward_mlp_sync_batch(logits_output)."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._state = context.state
+
+    def enter(self, batch: Any, logits_output: Any, *args: Any, **kwargs: Any) -> Frame:
+        context = self._context
+        frame = self._state.enter("post_forward_mlp_sync_batch", context.record_of(batch))
+        frame.failed = self._failed
+        frame.subject = batch
+        frame.extra = (context.snap(batch), logits_output, _logits_rows(logits_output))
+        return frame
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        exit_seq = self._state.leave(frame)
+        _, logits_output, _ = frame.extra
+        after = self._context.snap(frame.subject)
+        self._write(frame, exit_seq, after, _logits_rows(logits_output))
+
+    def _failed(self, frame: Frame, observed: bool) -> None:
+        exit_seq = exit_number(self._context, frame, observed)
+        self._write(frame, exit_seq, UNSEEN, (NOT_OBSERVED_CODE, NOT_OBSERVED_CODE))
+
+    def _write(self, frame: Frame, exit_seq: int, after: Snapshot, rows: tuple[int, int]) -> None:
+        entry, _, before = frame.extra
+        scalars = self._state.header(frame, exit_seq)
+        scalars += entry.scalars
+        scalars += after.scalars
+        scalars += (before[0], rows[0], before[1], rows[1])
+        self._context.write(UNPAD, scalars, entry.values + after.values)
+
+
+def _logits_rows(output: Any) -> tuple[int, int]:
+    """Rows of next_token_logits and of hidden_states."""
+    return (
+        rows_of(getattr(output, "next_token_logits", None)),
+        rows_of(getattr(output, "hidden_states", None)),
+    )

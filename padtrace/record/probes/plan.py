@@ -1,0 +1,230 @@
+"""Attention metadata: init_forward_metadata, its graph and multi-step relatives, their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from padtrace.record.probes.context import UNSEEN, Context, exit_number
+from padtrace.record.snapshots import Convert, Snapshot, integer_of, rows_of, width_of
+from padtrace.record.state import PLAN, Frame, PlanNote
+from padtrace.recording import schema
+from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
+
+_PLAN_NAMES = schema.EVENT_TABLES["plan"].names()
+_OWN = _PLAN_NAMES[_PLAN_NAMES.index("entry") + 1 :]
+_AT = {name: index for index, name in enumerate(_OWN)}
+_PLANNED, _SPLITS = _AT["planned.rows"], _AT["num_splits.rows"]
+_BUCKET = _AT["graph_bucket"]
+_SLICE, _WANTED = _AT["num_splits_slice.rows"], _AT["num_splits_slice.wanted"]
+_NOT_IN_METADATA = (_PLANNED, _SPLITS, _BUCKET, _SLICE, _WANTED)
+
+Reader = list[tuple[int, str | None, Convert]]
+
+
+class Planned:
+    """What is kept of an open plan: the batch at entry, and the columns after it."""
+
+    __slots__ = ("entry", "own")
+
+    def __init__(self, entry: Snapshot) -> None:
+        self.entry = entry
+        self.own = [NOT_OBSERVED_CODE] * len(_OWN)
+
+
+class PlanProbe:
+    """One planning method of an attention backend.
+
+    A method that the same backend object calls while it plans is part of the enclosing event.
+    """
+
+    def __init__(
+        self, context: Context, function: str, finish_launches: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            function: name of the method, which also says how its arguments are to be read.
+            finish_launches: writes the counts of launches made outside any forward.
+        """
+        self._context = context
+        self._state = context.state
+        self._name = function
+        self._function = context.string(function)
+        self._graph = "graph" in function
+        self._finish_launches = finish_launches
+        self._backends = backends_of(context)
+
+    def enter(self, backend: Any, *args: Any, **kwargs: Any) -> Frame | None:
+        state, context = self._state, self._context
+        running = state.open
+        if running and running[-1].subject_is(backend):
+            return None
+        batch, bucket = _batch_and_bucket(args, kwargs)
+        if batch is None:
+            record, entry = state.enclosing_record(), UNSEEN
+        else:
+            record, entry = context.record_of(batch), context.snap(batch)
+        frame = state.enter(self._name, record)
+        frame.subject = backend
+        frame.failed = self._failed
+        frame.extra = planned = Planned(entry)
+        if self._graph:
+            planned.own[_BUCKET] = bucket
+        return frame
+
+    def leave(self, frame: Frame, result: Any) -> None:
+        exit_seq = self._state.leave(frame)
+        own = frame.extra.own
+        backend = frame.subject
+        self._backends.read(backend, own)
+        if own[_SPLITS] > 0:
+            by = f"{type(backend).__name__}.{self._name}"
+            frame.record.plan = PlanNote(by, frame.enter_seq, own[_PLANNED], own[_SPLITS])
+        self._write(frame, exit_seq)
+        if not self._state.open:
+            self._finish_launches()
+
+    def _failed(self, frame: Frame, observed: bool) -> None:
+        self._write(frame, exit_number(self._context, frame, observed))
+
+    def _write(self, frame: Frame, exit_seq: int) -> None:
+        planned: Planned = frame.extra
+        scalars = self._state.header(frame, exit_seq)
+        scalars += self._backends.name_and_number(frame.subject)
+        scalars.append(self._function)
+        scalars += planned.entry.scalars
+        scalars += planned.own
+        self._context.write(PLAN, scalars, planned.entry.values)
+
+
+class Backends:
+    """Numbers the backend objects and knows how to read each class of metadata."""
+
+    def __init__(self, context: Context) -> None:
+        self._string = context.string
+        # Keeping the backend keeps its id from being given to another; they live as long as we do.
+        self._known: dict[int, tuple[Any, tuple[int, int]]] = {}
+        self._readers: dict[type, Reader] = {}
+
+    def name_and_number(self, backend: Any) -> tuple[int, int]:
+        known = self._known.get(id(backend))
+        if known is None:
+            pair = (self._string(type(backend).__name__), len(self._known))
+            known = self._known[id(backend)] = (backend, pair)
+        return known[1]
+
+    def read(self, backend: Any, own: list[int]) -> None:
+        """Fill in the rows of `backend.forward_metadata`, if it has one."""
+        metadata = getattr(backend, "forward_metadata", None)
+        if metadata is None:
+            return
+        reader = self._readers.get(type(metadata))
+        if reader is None:
+            reader = self._readers[type(metadata)] = _reader(metadata)
+        for place, attribute, convert in reader:
+            if attribute is None:
+                own[place] = NO_ATTRIBUTE_CODE
+            else:
+                own[place] = convert(getattr(metadata, attribute))
+        splits = num_splits_rows(metadata)
+        if splits != NOT_OBSERVED_CODE or own[_SPLITS] == NOT_OBSERVED_CODE:
+            own[_SPLITS] = splits
+
+
+def backends_of(context: Context) -> Backends:
+    """The one Backends of a process."""
+    if context.backends is None:
+        context.backends = Backends(context)
+    found: Backends = context.backends
+    return found
+
+
+def num_splits_rows(metadata: Any) -> int:
+    """Length of num_splits wherever a backend keeps it.
+
+    The DSA backend has it in `flashmla_metadata`, newer FlashMLA inside a scheduler object there,
+    the dense FlashMLA backend in the metadata itself (where FlashAttention has a plain number).
+    """
+    holder = getattr(metadata, "flashmla_metadata", metadata)
+    if holder is None:
+        return NONE_CODE
+    splits = getattr(holder, "num_splits", None)
+    if splits is None:
+        inner = getattr(holder, "flashmla_metadata", None)
+        splits = getattr(inner, "num_splits", None)
+    if getattr(splits, "shape", None) is None:
+        splits = getattr(metadata, "num_splits", None)
+    return rows_of(splits) if getattr(splits, "shape", None) is not None else NOT_OBSERVED_CODE
+
+
+class FlashMLAMetadataWatch:
+    """`_compute_flashmla_metadata(cache_seqlens, seq_len_q)`: the rows the plan was made for."""
+
+    def __init__(self, context: Context) -> None:
+        self._open = context.state.open
+
+    def after(
+        self, result: Any, backend: Any, cache_seqlens: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        own = _enclosing_plan(self._open)
+        if own is not None:
+            own[_PLANNED] = rows_of(cache_seqlens)
+            own[_SPLITS] = num_splits_rows(result)
+
+
+class SliceWatch:
+    """`DSAFlashMLAMetadata.slice(sli)`: the part of num_splits a graph bucket gets."""
+
+    def __init__(self, context: Context) -> None:
+        self._open = context.state.open
+
+    def after(self, result: Any, metadata: Any, sli: Any = None, *args: Any, **kw: Any) -> None:
+        own = _enclosing_plan(self._open)
+        if own is None or not isinstance(sli, slice):
+            return
+        own[_SLICE] = rows_of(getattr(result, "num_splits", None))
+        if isinstance(sli.stop, int):
+            own[_WANTED] = sli.stop - (sli.start or 0)
+
+
+def note_planned_rows(running: list[Frame], rows: int) -> None:
+    """The rows given to get_mla_metadata, where no method of the backend told them before."""
+    own = _enclosing_plan(running)
+    if own is not None and own[_PLANNED] == NOT_OBSERVED_CODE:
+        own[_PLANNED] = rows
+
+
+def _enclosing_plan(running: list[Frame]) -> list[int] | None:
+    if running and isinstance(running[-1].extra, Planned):
+        return running[-1].extra.own
+    return None
+
+
+def _batch_and_bucket(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """The batch given to a planning method, and its batch size where it is a captured one.
+
+    Methods take a batch first, or the bare batch size (older replay methods, precomputed plans).
+    """
+    first = args[0] if args else kwargs.get("forward_batch", kwargs.get("bs"))
+    if isinstance(first, int):
+        return None, first
+    if len(args) > 1 and type(args[1]) is int:
+        return first, args[1]
+    return first, integer_of(getattr(first, "batch_size", None))
+
+
+def _reader(metadata: Any) -> Reader:
+    reader: Reader = []
+    for place, name in enumerate(_OWN):
+        if place in _NOT_IN_METADATA:
+            continue
+        attribute = name.removesuffix(".rows").removesuffix(".width")
+        if attribute.startswith("dsa_") and not hasattr(metadata, attribute):
+            attribute = f"n{attribute[1:]}"  # SGLang 0.5.12 says nsa
+        convert: Convert = integer_of
+        if name.endswith(".rows"):
+            convert = rows_of
+        elif name.endswith(".width"):
+            convert = width_of
+        reader.append((place, attribute if hasattr(metadata, attribute) else None, convert))
+    return reader

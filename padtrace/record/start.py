@@ -1,0 +1,72 @@
+"""Starts recording in a scheduler process: the ring, the facts, the hooks.
+
+Nothing here may keep a server from starting: without room for a ring, or with an SGLang in which
+nothing is where it was, one line says so and the server goes on unrecorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from padtrace.record import settings
+from padtrace.record.alarm import Alarm
+from padtrace.record.facts_collector import parallel_facts, process_facts
+from padtrace.record.failures import ErrorRecorder
+from padtrace.record.hooks import Around
+from padtrace.record.install import Installer
+from padtrace.record.probes.context import Context
+from padtrace.record.ring import EventWriter, RingUnavailable
+from padtrace.record.state import State
+from padtrace.record.targets import live_look
+
+logger = logging.getLogger("padtrace")
+
+
+def start() -> bool:
+    """Start recording; whether it was possible. Never raises."""
+    wanted = settings.from_environment(os.environ)
+    if wanted is None:
+        return False
+    for problem in wanted.problems:
+        logger.warning("padtrace: %s", problem)
+    try:
+        writer = EventWriter.create(
+            wanted.folder, size_bytes=wanted.ring_bytes, policy=wanted.policy, run=wanted.run
+        )
+    except RingUnavailable as error:
+        logger.warning("padtrace: recording of this process is off: %s", error.reason)
+        return False
+    try:
+        _hook_everything(State(writer), wanted)
+    except Exception as error:
+        logger.warning(
+            "padtrace: recording of this process is off: %s: %s", type(error).__name__, error
+        )
+        return False
+    logger.info("padtrace: recording to %s", writer.path)
+    return True
+
+
+def _hook_everything(state: State, wanted: settings.Settings) -> None:
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def register(dotted: str, hooked: Around) -> None:
+        HookRegistry.register(dotted, hooked, HookType.AROUND)
+
+    cp_rank: dict[str, int] = {}
+
+    def attn_cp_rank() -> int:
+        if not cp_rank:
+            cp_rank.update(parallel_facts())
+        return cp_rank.get("attn_cp_rank", 0)
+
+    alarm = Alarm(state, str(wanted.folder)) if wanted.alarm else None
+    tell: Any = alarm.failed if alarm is not None else None
+    state.on_error.append(ErrorRecorder(state, tell))
+    state.writer.facts(process_facts(wanted.tier))
+    context = Context(state, ForwardBatch, attn_cp_rank)
+    Installer(context, alarm, live_look, register, torch.compiler.is_compiling).install()

@@ -1,0 +1,320 @@
+"""What one recorded process knows while it runs: numbers, the open events, the step, the phase.
+
+The functions that are hooked run on the scheduler's thread, so nothing here is locked.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from padtrace.recording.absent import NOT_OBSERVED_CODE
+from padtrace.recording.schema import EVENT_KINDS, event_columns
+
+# Kept on the ForwardBatch itself: the class is no key of a weak dictionary (it has no hash), and
+# SGLang walks its dataclass fields, never its attributes, except for a search for tensors.
+RECORD_ATTRIBUTE = "_padtrace"
+
+FORWARD, BATCH, SYNC, PLAN, READY, PAD, GRAPH, LAUNCH, UNPAD, ERROR = (
+    EVENT_KINDS.index(kind)
+    for kind in (
+        "forward",
+        "batch",
+        "sync",
+        "plan",
+        "ready",
+        "pad",
+        "graph",
+        "launch",
+        "unpad",
+        "error",
+    )
+)
+
+_CAPTURE_MODULES = (
+    "sglang.srt.model_executor.runner_utils.capture_mode",
+    "sglang.srt.model_executor.cuda_graph_runner",
+)
+
+
+def column_index(kind: str, name: str) -> int:
+    """Index of a column in an update of this kind of event."""
+    return [column.name for column in event_columns(kind)].index(name)
+
+
+EXIT_SEQ = column_index("forward", "exit_seq")
+
+
+class Writer(Protocol):
+    """The part of the ring's EventWriter that probes use; none of it raises."""
+
+    clock_offset_ns: int
+
+    def string(self, text: str) -> int: ...
+    def facts(self, patch: dict[str, Any]) -> None: ...
+    def write(self, kind: int, scalars: list[int], values: Any = ()) -> None: ...
+    def update(self, kind: int, enter_seq: int, pairs: Any) -> None: ...
+    def hook(self, name: str, status: str, target: str = "", note: str = "") -> int: ...
+    def count(self, hook: int, n: int = 1) -> None: ...
+    def lost(self, hook: int, reason: int) -> None: ...
+    def divergence(self, n: int = 1) -> None: ...
+
+
+class BatchRecord:
+    """What is known of one ForwardBatch object.
+
+    Attributes:
+        number: the batch id.
+        worker: string id of "target" or "draft".
+        owner: id() of the object, since a shallow copy carries this record along.
+        draft_step: index of the current forward of a draft batch; 0 for the first.
+        forwards: ModelRunner.forward calls so far.
+        scheduler_counts: the scheduler's own list of counts, to see whether the pad edits it.
+        plan: what planned last (for the alarm).
+        pad: what padded last (for the alarm).
+    """
+
+    __slots__ = (
+        "draft_step",
+        "forwards",
+        "number",
+        "owner",
+        "pad",
+        "plan",
+        "scheduler_counts",
+        "worker",
+    )
+
+    def __init__(self, number: int, worker: int, owner: int = 0) -> None:
+        self.number = number
+        self.worker = worker
+        self.owner = owner
+        self.draft_step = 0
+        self.forwards = 0
+        self.scheduler_counts: list[int] | None = None
+        self.plan: PlanNote | None = None
+        self.pad: PadNote | None = None
+
+
+class PlanNote:
+    """Who made the metadata of a batch: for the alarm's sentence."""
+
+    __slots__ = ("by", "enter_seq", "num_splits", "rows")
+
+    def __init__(self, by: str, enter_seq: int, rows: int, num_splits: int) -> None:
+        self.by = by
+        self.enter_seq = enter_seq
+        self.rows = rows
+        self.num_splits = num_splits
+
+
+class PadNote:
+    """Who changed the rows of a batch: for the alarm's sentence."""
+
+    __slots__ = ("after", "before", "by", "enter_seq")
+
+    def __init__(self, by: str, enter_seq: int, before: int, after: int) -> None:
+        self.by = by
+        self.enter_seq = enter_seq
+        self.before = before
+        self.after = after
+
+
+class Frame:
+    """One hooked call that is running: an open event."""
+
+    __slots__ = ("enter_seq", "extra", "failed", "parent", "record", "subject", "t_ns", "title")
+
+    enter_seq: int
+    parent: int
+    t_ns: int
+    record: BatchRecord
+    title: str
+    subject: Any
+    extra: Any
+    failed: Callable[[Frame, bool], None] | None
+
+    def subject_is(self, candidate: Any) -> bool:
+        return self.subject is candidate
+
+
+class State:
+    """See the module. One per process."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.string = writer.string
+        self.clock_offset = writer.clock_offset_ns
+        self.seq = 0
+        self.open: list[Frame] = []
+        self.batches = 0
+        self.forwards = 0
+        self.forward = NOT_OBSERVED_CODE
+        self.syncs = 0
+        self.rounds = 0
+        self.target = writer.string("target")
+        self.draft = writer.string("draft")
+        self.phase = self._warmup = writer.string("warmup")
+        self._capture = writer.string("capture")
+        self._serve = writer.string("serve")
+        self._source_sync = writer.string("sync")
+        self._source_round = writer.string("round")
+        self.step = 0
+        self.step_source = self._source_round
+        self.serving = False
+        self.nobody = BatchRecord(NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
+        self.nobody.draft_step = NOT_OBSERVED_CODE
+        self.guard = Guard(self)
+        self.on_error: list[Callable[[BaseException, str, BatchRecord], None]] = []
+        self._capturing: Callable[[], bool] | None = None
+
+    def count_sync(self) -> None:
+        """The collective that all ranks of a sync group make together was entered."""
+        self.syncs = self.step = self.syncs + 1
+        self.step_source = self._source_sync
+        self.serving = True
+
+    def count_round(self) -> None:
+        """`run_batch` was entered; it counts as the step where no collective runs."""
+        self.rounds += 1
+        self.serving = True
+        if not self.syncs:
+            self.step = self.rounds
+
+    def worker_of(self, model_runner: Any) -> int:
+        return self.draft if model_runner.is_draft_worker else self.target
+
+    def new_record(self, worker: int, owner: int = 0) -> BatchRecord:
+        number = self.batches
+        self.batches = number + 1
+        return BatchRecord(number, worker, owner)
+
+    def known_record(self, forward_batch: Any) -> BatchRecord | None:
+        """The record of this very object, or None if it was not seen yet."""
+        record: BatchRecord | None = getattr(forward_batch, RECORD_ATTRIBUTE, None)
+        if record is not None and record.owner == id(forward_batch):
+            return record
+        return None
+
+    def enclosing_record(self) -> BatchRecord:
+        """The batch of the innermost open event, or nobody's."""
+        return self.open[-1].record if self.open else self.nobody
+
+    def enter(self, title: str, record: BatchRecord) -> Frame:
+        """Open an event nested in the innermost open one."""
+        running = self.open
+        frame = Frame()
+        frame.enter_seq = seq = self.seq
+        self.seq = seq + 1
+        if running:
+            frame.parent = running[-1].enter_seq
+        else:
+            frame.parent = NOT_OBSERVED_CODE
+            self._set_phase()
+        frame.record = record
+        frame.title = title
+        frame.failed = frame.subject = frame.extra = None
+        frame.t_ns = time.monotonic_ns() + self.clock_offset
+        running.append(frame)
+        return frame
+
+    def leave(self, frame: Frame) -> int:
+        """Close an event and everything left open inside it; returns its exit number."""
+        running = self.open
+        if running and running[-1] is frame:
+            running.pop()
+        else:
+            self._abandon(frame)
+        seq = self.seq
+        self.seq = seq + 1
+        return seq
+
+    def header(self, frame: Frame, exit_seq: int) -> list[int]:
+        """The columns every event has, in schema order; seal puts the process in."""
+        record = frame.record
+        return [
+            0,
+            record.worker,
+            record.number,
+            self.forward,
+            record.draft_step,
+            self.step,
+            self.step_source,
+            frame.enter_seq,
+            exit_seq,
+            frame.parent,
+            self.phase,
+            frame.t_ns,
+        ]
+
+    def unwind(self, error: BaseException) -> None:
+        """An exception left the outermost hooked call: close what is open, innermost first."""
+        running = self.open
+        innermost = running[-1] if running else None
+        for hear in self.on_error:
+            title = innermost.title if innermost else ""
+            hear(error, title, innermost.record if innermost else self.nobody)
+        while running:
+            self._close_failed(running[-1], True)
+
+    def _abandon(self, frame: Frame) -> None:
+        """SGLang caught an exception that passed hooked calls; their frames are still open."""
+        running = self.open
+        while running:
+            if running[-1] is frame:
+                running.pop()
+                return
+            self._close_failed(running[-1], False)
+
+    def _close_failed(self, frame: Frame, observed: bool) -> None:
+        failed = frame.failed
+        try:
+            if failed is not None:
+                failed(frame, observed)
+        finally:
+            if self.open and self.open[-1] is frame:
+                self.open.pop()
+
+    def _set_phase(self) -> None:
+        capturing = self._capturing
+        if capturing is None:
+            for name in _CAPTURE_MODULES:
+                capturing = getattr(sys.modules.get(name), "get_is_capture_mode", None)
+                if capturing is not None:
+                    self._capturing = capturing
+                    break
+        if capturing is not None and capturing():
+            self.phase = self._capture
+        else:
+            self.phase = self._serve if self.serving else self._warmup
+
+
+class Guard:
+    """Sees an exception leave an outermost hooked call, and lets it pass unchanged.
+
+    A with block rather than a try, so that no handler of ours ever holds SGLang's exception.
+    """
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            try:
+                self._state.unwind(error)
+            except Exception:
+                # Whatever went wrong with us, the server's own exception must be what is seen.
+                self._state.open.clear()
