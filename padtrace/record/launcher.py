@@ -356,8 +356,9 @@ def _file_name(server_arguments: Sequence[str]) -> str:
 def _model_name(server_arguments: Sequence[str]) -> str:
     """The model's name as far as the arguments say it, fit for a file name."""
     names: dict[str, str] = {}
-    for argument, following in zip(server_arguments, [*server_arguments[1:], ""], strict=True):
+    for position, argument in enumerate(server_arguments):
         flag, equals, value = argument.partition("=")
+        following = "".join(server_arguments[position + 1 : position + 2])
         names[flag] = value if equals else following
     for flag in ("--served-model-name", "--model-path", "--model"):
         [text] = redact_arguments([names.get(flag, "")])
