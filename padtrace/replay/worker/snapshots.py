@@ -65,7 +65,8 @@ def take(batch: Any, cp_rank: int = 0) -> Snapshot:
     spec = batch.spec_info
     snapshot["spec_info"] = None if spec is None else type(spec).__name__
     for column, kind, name in _SPEC_COLUMNS:
-        snapshot[column] = _value(kind, getattr(spec, name, _MISSING))
+        value = None if spec is None else getattr(spec, name, _MISSING)
+        snapshot[column] = _value(kind, value)
     return snapshot
 
 

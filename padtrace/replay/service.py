@@ -1,0 +1,249 @@
+"""The outside of a replay: picks the SGLang, starts the worker, hands recordings over."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+import padtrace
+from padtrace import errors
+from padtrace.errors import EnvironmentMissingError, PadtraceError
+from padtrace.recording.model import Recording
+from padtrace.recording.reader import from_bytes
+from padtrace.recording.writer import digest, to_bytes
+from padtrace.replay import environments, protocol, releases
+
+Progress = Callable[[int, int, str], None]
+
+_KEPT_LINES = 40
+_SHOWN_LINES = 3
+_WORKER = "padtrace.replay.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor:
+    """What an SGLang offers: its version, where it lies, and what serves each capability."""
+
+    version: str
+    root: str
+    capabilities: dict[str, str | None]
+
+
+class Worker:
+    """One worker process with one SGLang imported; serves any number of recordings.
+
+    Raises:
+        EnvironmentMissingError: on construction, where SGLang cannot be imported.
+    """
+
+    def __init__(self, release: releases.Release, python: Path, progress: Progress) -> None:
+        self.release = release
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process = subprocess.Popen(
+            [str(python), "-u", "-m", _WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(python),
+            # The caller's folder may hold a file that would shadow a module of the worker.
+            cwd=tempfile.gettempdir(),
+        )
+        self._reader = threading.Thread(target=self._keep_stderr, daemon=True)
+        self._reader.start()
+        root = None if release.root is None else str(release.root)
+        self._send(protocol.Start(name=release.name, root=root))
+        ready = self._receive(protocol.Ready, progress)
+        self.doctor = Doctor(ready.version, ready.root, ready.capabilities)
+
+    def replay(
+        self, recording: Recording, *, kernels: str, chains: bool, progress: Progress
+    ) -> Recording:
+        """Replay one recording."""
+        data = to_bytes(recording)
+        self._send(protocol.ReplayRequest(recording=data, kernels=kernels, chains=chains))
+        done = self._receive(protocol.Done, progress)
+        replayed = from_bytes(done.recording, "the replayed recording")
+        replayed.about["of"] = digest(data)
+        return replayed
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ask the worker to end, and make it."""
+        with contextlib.suppress(OSError, ValueError, EnvironmentMissingError):
+            self._send(protocol.Stop())
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: protocol.Request) -> None:
+        try:
+            protocol.send(_stream(self._process.stdin), message)
+        except OSError:
+            raise self._died() from None
+
+    def _receive(self, wanted: type[Any], progress: Progress) -> Any:
+        while True:
+            try:
+                message = protocol.receive(_stream(self._process.stdout), protocol.Response)
+            except (EOFError, msgspec.MsgspecError, OSError):
+                raise self._died() from None
+            if isinstance(message, protocol.Progress):
+                progress(message.done, message.total, message.text)
+            elif isinstance(message, protocol.Failed):
+                raise _as_error(message)
+            elif isinstance(message, wanted):
+                return message
+
+    def _keep_stderr(self) -> None:
+        for line in _stream(self._process.stderr):
+            self._lines.append(line.decode(errors="replace").rstrip())
+
+    def _died(self) -> EnvironmentMissingError:
+        code = self._process.wait()
+        self._reader.join(timeout=2)
+        shown = [line for line in self._lines if line][-_SHOWN_LINES:]
+        return EnvironmentMissingError(
+            f"the replay worker for SGLang {self.release.name} died (exit code {code})",
+            " | ".join(shown) or "it wrote nothing",
+            "`padtrace doctor --sglang ...` shows what this SGLang offers",
+        )
+
+
+_workers: dict[tuple[releases.Release, Path], Worker] = {}
+
+
+def replay(
+    recording: Recording,
+    *,
+    sglang: str | Path | None = None,
+    kernels: str = "auto",
+    chains: bool = True,
+    progress: Progress | None = None,
+) -> Recording:
+    """Replay a recording through a real SGLang, in a process of its own.
+
+    The worker stays for further calls with the same SGLang, since an import takes seconds.
+
+    Args:
+        sglang: a version, a path, "installed", or None for the release the recording names.
+        kernels: "off", "auto", "reference" or "cuda".
+        chains: whether lengths carry the arithmetic that made them.
+        progress: called with batches done, batches in all (0 before it is known), and a text.
+
+    Raises:
+        UsageError: it is not said which SGLang, or the path holds none.
+        EnvironmentMissingError: SGLang, a capability of it, or its environment is missing, or
+            SGLang reads what the recording does not hold.
+    """
+    tell = progress or _silent
+    worker = worker_for(sglang, recorded_release(recording), tell)
+    return worker.replay(recording, kernels=kernels, chains=chains, progress=tell)
+
+
+def doctor(sglang: str | Path | None = None, *, progress: Progress | None = None) -> Doctor:
+    """What an SGLang offers of what padtrace needs; None means the interpreter's own."""
+    worker = worker_for(sglang or releases.INSTALLED, None, progress or _silent)
+    return worker.doctor
+
+
+def worker_for(sglang: str | Path | None, recorded: str | None, progress: Progress) -> Worker:
+    """A living worker for this SGLang, started if there is none."""
+
+    def say(text: str) -> None:
+        progress(0, 0, text)
+
+    release = releases.resolve(sglang, recorded, say)
+    python = environments.replay_interpreter(say)
+    key = (release, python)
+    worker = _workers.get(key)
+    if worker is None or not worker.alive:
+        worker = _workers[key] = Worker(release, python, progress)
+    return worker
+
+
+def close() -> None:
+    """End every worker."""
+    while _workers:
+        _workers.popitem()[1].close()
+
+
+atexit.register(close)
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Ends the workers of a piece of work when it ends."""
+    try:
+        yield
+    finally:
+        close()
+
+
+def recorded_release(recording: Recording) -> str | None:
+    """The release a recording names, if it does."""
+    stated = recording.about.get("sglang")
+    return stated if isinstance(stated, str) else None
+
+
+def _environment(python: Path) -> dict[str, str]:
+    """The worker's variables: padtrace on its path, recording off."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PADTRACE_RECORD", "PADTRACE_LAB", "SGLANG_ENABLE_CP_V2")
+    }
+    variables["PYTHONPATH"] = str(_package_parent(python))
+    return variables
+
+
+_own_path: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _package_parent(python: Path) -> Path:
+    """A folder that holds the package padtrace, and nothing that another interpreter must not
+    see: beside an installed padtrace lie the packages of this interpreter."""
+    parent = Path(padtrace.__file__).resolve().parent.parent
+    if python == Path(sys.executable) or not (parent / "numpy").exists():
+        return parent
+    if not _own_path:
+        folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="padtrace-")
+        (Path(folder.name) / "padtrace").symlink_to(parent / "padtrace")
+        _own_path.append(folder)
+    return Path(_own_path[0].name)
+
+
+def _as_error(message: protocol.Failed) -> PadtraceError:
+    kind = getattr(errors, message.error, PadtraceError)
+    made: PadtraceError = kind(message.what, message.why, message.hint)
+    return made
+
+
+def _stream(stream: IO[bytes] | None) -> Any:
+    assert stream is not None
+    return stream
+
+
+def _silent(done: int, total: int, text: str) -> None:
+    return None
