@@ -25,7 +25,11 @@ _STRING, _STRINGS = schema.ColumnType.STRING, schema.ColumnType.STRINGS
 
 
 class RingBuilder(RecordingBuilder):
-    """A RecordingBuilder that also takes all events of a process at once."""
+    """A RecordingBuilder that takes all events of a process at once, and only so."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        super().__init__(about)
+        self._taken: dict[bytes, int] = {}
 
     def add_ring(
         self, values: Mapping[str, Value], facts: Mapping[str, Any], ring: Ring, shift_ns: int = 0
@@ -85,13 +89,19 @@ class RingBuilder(RecordingBuilder):
     ) -> Int64Array:
         """Rows of the table `vector`; an absent code stays as it is."""
         result = lengths.copy()
-        for row in np.flatnonzero(lengths >= 0).tolist():
-            start = int(starts[row])
-            part = values[start : start + int(lengths[row])]
-            if texts is not None:
-                part = self._renumber(part, texts)
-            key = tuple(part.tolist())
-            result[row] = self._vectors.setdefault(key, len(self._vectors))
+        if texts is not None:
+            values = self._renumber(values, texts)
+        blob = np.ascontiguousarray(values).tobytes()
+        known: dict[bytes, int] = {}
+        rows = np.flatnonzero(lengths >= 0)
+        spans = zip(rows.tolist(), starts[rows].tolist(), lengths[rows].tolist(), strict=True)
+        for row, start, length in spans:
+            part = blob[start * wire.WORD : (start + length) * wire.WORD]
+            number = known.get(part)
+            if number is None:
+                key = tuple(np.frombuffer(part, "<i8").tolist())
+                number = known[part] = self._vectors.setdefault(key, len(self._vectors))
+            result[row] = number
         return result
 
     def _extend(self, kind: str, scalars: Int64Array) -> None:
@@ -109,14 +119,15 @@ class RingBuilder(RecordingBuilder):
     def _snapshots_of(self, matrix: Int64Array) -> Int64Array:
         rows = np.full(len(matrix), NOT_OBSERVED_CODE, dtype=np.int64)
         taken = np.flatnonzero((matrix != NOT_OBSERVED_CODE).any(axis=1))
-        targets = self._rows["snapshot"]
+        matrix = np.ascontiguousarray(matrix[taken])
+        blob, width = matrix.tobytes(), _SNAPSHOT_WIDTH * wire.WORD
         fresh: list[int] = []
-        for row, key in zip(taken.tolist(), map(tuple, matrix[taken].tolist()), strict=True):
-            known = len(self._snapshots)
-            number = self._snapshots.setdefault(key, known)
+        for index, row in enumerate(taken.tolist()):
+            known = len(self._taken)
+            number = self._taken.setdefault(blob[index * width : (index + 1) * width], known)
             if number == known:
-                fresh.append(row)
+                fresh.append(index)
             rows[row] = number
-        for index, target in enumerate(targets):
-            target.frombytes(np.ascontiguousarray(matrix[fresh, index]).tobytes())
+        for column, target in zip(matrix[fresh].T, self._rows["snapshot"], strict=True):
+            target.frombytes(np.ascontiguousarray(column).tobytes())
         return rows

@@ -198,7 +198,7 @@ class EventWriter:
             return 0
 
     def facts(self, patch: Mapping[str, Any]) -> None:
-        """Merge `patch` (JSON merge patch) into the facts of the process; secrets are taken out."""
+        """Merge `patch` into the facts, objects into objects; secrets are taken out."""
         if not self._on:
             return
         try:

@@ -90,7 +90,7 @@ class Ring:
     Attributes:
         counters: by the names of `ring_format.COUNTERS`.
         strings: text by id; ids of damaged entries are missing.
-        facts: all patches merged, in order (JSON merge patch).
+        facts: all patches merged, in order.
         events: by kind; kinds without events are missing.
         damaged: records that were torn or changed, as far as they can be counted.
     """
@@ -225,7 +225,7 @@ def _static(path: Path, data: bytes) -> Ring:
             ring.strings[number] = payload.decode("utf-8", "replace")
         elif kind == form.ENTRY_FACTS:
             with contextlib.suppress(RecursionError):
-                merge_patch(ring.facts, _object(payload))
+                merge_facts(ring.facts, _object(payload))
         elif kind == form.ENTRY_HOOK:
             stated[number] = _object(payload)
     if len(data) >= form.STATIC_OFFSET:
@@ -271,16 +271,13 @@ def _hook(ring: Ring, number: int, stated: dict[str, Any], counts: Int64Array) -
     return Hook(fired=max(fired, 0), **texts)
 
 
-def merge_patch(target: dict[str, Any], patch: dict[str, Any]) -> None:
-    """Apply a JSON merge patch (RFC 7396) in place."""
+def merge_facts(target: dict[str, Any], patch: dict[str, Any]) -> None:
+    """Merge objects into objects, in place; anything else replaces. None is a value like others:
+    an argument that SGLang holds as None is not one that this release does not have."""
     for key, value in patch.items():
-        if value is None:
-            target.pop(key, None)
-        elif isinstance(value, dict):
-            below = target.get(key)
-            if not isinstance(below, dict):
-                below = target[key] = {}
-            merge_patch(below, value)
+        below = target.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merge_facts(below, value)
         else:
             target[key] = value
 
@@ -289,7 +286,7 @@ def _read_events(ring: Ring, data: bytes) -> None:
     offset = form.STATIC_OFFSET + ring.header.static
     count = min(ring.header.slots, max(0, len(data) - offset) // form.SLOT_BYTES)
     slots = np.frombuffer(data, _SLOT, count, offset)
-    rows, starts, sizes = _chains(ring, slots)
+    rows, starts, sizes = _chains(ring, slots, data, offset)
     payload = np.ascontiguousarray(slots["payload"][rows])
     stream = payload.view("<i8").astype(np.int64, copy=False)
     at = starts * _WORDS_PER_SLOT
@@ -310,7 +307,9 @@ def _read_events(ring: Ring, data: bytes) -> None:
     _apply_updates(ring, stream, at, heads, kinds, scalars, whole)
 
 
-def _chains(ring: Ring, slots: NDArray[np.void]) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _chains(
+    ring: Ring, slots: NDArray[np.void], data: bytes, offset: int
+) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Whole records, oldest first: rows of their slots, first of these per record, bytes."""
     size = max(1, ring.header.slots)
     number = slots["sequence"].astype(np.int64) - 1
@@ -320,8 +319,6 @@ def _chains(ring: Ring, slots: NDArray[np.void]) -> tuple[Int64Array, Int64Array
     rows: list[int] = []
     starts: list[int] = []
     sizes: list[int] = []
-    used = np.zeros(len(slots), dtype=bool)
-    payloads = slots["payload"]
     columns = [slots[name].tolist() for name in ("checksum", "position", "total", "size")]
     numbers = number.tolist()
     for head in heads.tolist():
@@ -329,15 +326,18 @@ def _chains(ring: Ring, slots: NDArray[np.void]) -> tuple[Int64Array, Int64Array
         if chain is None:
             continue
         length = columns[3][head]
-        data = payloads[chain].tobytes()[:length]
-        if zlib.crc32(data, form.seed(numbers[head], length)) == columns[0][head]:
+        parts = [
+            data[at + form.SLOT_HEAD.size : at + form.SLOT_BYTES]
+            for at in (offset + row * form.SLOT_BYTES for row in chain)
+        ]
+        record = b"".join(parts)[:length]
+        if zlib.crc32(record, form.seed(numbers[head], length)) == columns[0][head]:
             starts.append(len(rows))
-            rows.extend(chain)
+            rows += chain
             sizes.append(length)
-            used[chain] = True
-    _count_torn(ring, slots, number, used, size)
-    wanted = (np.array(part, dtype=np.int64) for part in (rows, starts, sizes))
-    return next(wanted), next(wanted), next(wanted)
+    found = np.array(rows, dtype=np.int64)
+    _count_torn(ring, slots, number, found)
+    return found, np.array(starts, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
 
 def _chain(head: int, numbers: list[int], columns: list[list[int]], size: int) -> list[int] | None:
@@ -360,20 +360,22 @@ def _chain(head: int, numbers: list[int], columns: list[list[int]], size: int) -
     return chain
 
 
-def _count_torn(
-    ring: Ring,
-    slots: NDArray[np.void],
-    number: Int64Array,
-    used: NDArray[np.bool_],
-    size: int,
-) -> None:
+def _count_torn(ring: Ring, slots: NDArray[np.void], number: Int64Array, used: Int64Array) -> None:
     """Slots of no whole record are torn, unless a later lap has overwritten part of theirs."""
-    rest = (number >= 0) & ~used
-    if not rest.any():
-        return
-    newest = int(number[used].max()) if used.any() else 0
+    size = max(1, ring.header.slots)
+    left = number >= 0
+    left[used] = False
+    rest = np.flatnonzero(left)
     first = number[rest] - slots["position"][rest]
-    ring.damaged += int(np.unique(first[first + size > newest]).size)
+    starts, where = np.unique(first, return_index=True)
+    torn = len(starts)
+    # A killed writer leaves a few; thousands are noise, and not worth telling apart.
+    if torn <= form.MAX_CHAIN:
+        totals = slots["total"][rest[where]]
+        for start, total in zip(starts.tolist(), totals.tolist(), strict=True):
+            rows = (start + np.arange(min(total, form.MAX_CHAIN))) % size
+            torn -= bool((number[rows[rows < len(number)]] >= start + size).any())
+    ring.damaged += torn
 
 
 def _block(

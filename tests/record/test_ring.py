@@ -173,7 +173,7 @@ def test_strings_facts_hooks_and_counters(tmp_path: Path) -> None:
     writer.close()
     ring = read_ring(writer.path)
     assert ring.strings[first] == "DECODE"
-    assert ring.facts == {"parallel": {"tp_rank": 3, "tp_size": 8}}
+    assert ring.facts == {"parallel": {"tp_rank": 3, "tp_size": 8}, "host": None}
     assert [(h.name, h.status, h.fired, h.note) for h in ring.hooks] == [
         ("pad", "lost", 42, "KeyError in the probe"),
         ("ready", "absent", 0, "before .17"),
