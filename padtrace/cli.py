@@ -120,7 +120,7 @@ def check(
         _write(json_output.text(json_output.findings_object(loaded, report, path=str(recording))))
     else:
         terminal.print_report(_console(), loaded, report, reports, path=str(recording))
-    raise typer.Exit(verdicts.exit_code(report, strict=strict))
+    raise typer.Exit(verdicts.exit_code(report))
 
 
 @app.command()
@@ -156,7 +156,7 @@ def _diff_rows(
         terminal.print_headline(out, report)
         rows_view.print_rows(out, loaded)
         terminal.print_report(out, loaded, report, reports, path=str(path), headline=False)
-    raise typer.Exit(verdicts.exit_code(report, strict=strict))
+    raise typer.Exit(verdicts.exit_code(report))
 
 
 def _diff_recordings(
@@ -250,7 +250,7 @@ def replay(
         )
     else:
         view.after(outcome, reports, str(recording), output)
-    raise typer.Exit(verdicts.exit_code(outcome.report, strict=strict, verdict=outcome.verdict))
+    raise typer.Exit(verdicts.exit_code(outcome.report, outcome.verdict))
 
 
 @app.command()

@@ -54,10 +54,14 @@ def right_chain(evidence: Evidence, finding: Finding) -> list[str]:
         return chain
     if finding.plan_row < 0:
         return []
-    planned = wording.planned_rows(evidence, finding)
+    if finding.right.name == "num_splits.rows":
+        start = wording.planned_rows(evidence, finding)
+    else:
+        row = finding.plan_row
+        start = wording.snapshot_number(evidence, "plan", "entry", "input_ids.rows", row)
     chain = []
-    if planned is not None:
-        chain.append(f"{planned} planned {finding.planned}" if finding.planned else f"{planned}")
+    if start is not None:
+        chain.append(f"{start} planned {finding.planned}" if finding.planned else f"{start}")
     function = evidence.text(int(evidence.column("plan", "function")[finding.plan_row]))
     chain.append(f"{function or 'plan'} -> {finding.right.value}")
     return chain

@@ -47,7 +47,8 @@ def check(
         strict: count differences that a backend is declared to put up with as suspects.
 
     Returns:
-        the report. "clean" needs at least one evaluation of PT101, or of each contract named.
+        the report. "clean" needs at least one evaluation of PT101, or of each contract named;
+        suspects alone do not stand against it, unless `strict`.
 
     Raises:
         UsageError: `only` names a contract that does not exist.
@@ -75,7 +76,8 @@ def check(
             cut += group.count - len(members)
     asked = tuple(sorted(only)) if only else ALWAYS_NEEDED
     seen = all(evaluated.get(name, 0) for name in asked)
-    verdict = DIVERGENT if groups else CLEAN if seen else NOTHING_OBSERVED
+    wrong = any(strict or group.first.severity is not Severity.SUSPECT for group in groups)
+    verdict = DIVERGENT if wrong else CLEAN if seen else NOTHING_OBSERVED
     order = sorted(range(len(groups)), key=lambda i: _rank(groups[i]))
     groups = [groups[i] for i in order]
     findings.sort(key=lambda finding: _ORDER[finding.severity])
@@ -131,7 +133,7 @@ def _signatures(evidence: Evidence, violations: Violations) -> Int64Array:
         _planned_before(evidence, violations),
         evidence.at("plan", "function", plans),
         evidence.snapshot("plan", "entry", "spec_info.num_tokens_per_req", plans),
-        none if violations.tolerated is None else violations.tolerated.astype(np.int64),
+        none if violations.tolerated is None else violations.tolerated,
     ]
     _, signatures = np.unique(pack(columns), return_inverse=True)
     return signatures.astype(np.int64).reshape(rows.shape)
@@ -147,7 +149,8 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
     kind, row = violations.event_kind, int(violations.rows[index])
     process = int(evidence.column(kind, "process")[row])
     planned = int(_planned_before(evidence, violations)[index])
-    tolerated = violations.tolerated is not None and bool(violations.tolerated[index])
+    entry = -1 if violations.tolerated is None else int(violations.tolerated[index])
+    tolerated = entry >= 0
     finding = Finding(
         contract=contract.id,
         name=contract.name,
@@ -173,7 +176,7 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
         outcome=violations.outcome,
     )
     if tolerated:
-        finding.tolerated = tolerances.reason(evidence, finding)
+        finding.tolerated = tolerances.table()[entry].why
     finding.left.chain = chains.left_chain(evidence, finding)
     finding.right.chain = chains.right_chain(evidence, finding)
     return finding

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from padtrace.contracts.releases import in_range
 from padtrace.errors import UsageError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _matches(signature: Signature, evidence: Evidence, finding: Finding) -> bool
     ]
     return (
         all(_allows(allowed, value) for allowed, value in wanted)
-        and _in_range(release, signature.first_release, signature.last_release)
+        and in_range(release, signature.first_release, signature.last_release)
         and facts.parallel.attn_tp_size >= signature.min_attn_tp
         and facts.parallel.attn_cp_size >= signature.min_attn_cp
     )
@@ -144,23 +145,3 @@ def _allows(allowed: list[str] | str | None, value: str | None) -> bool:
     if not allowed:
         return True
     return value == allowed if isinstance(allowed, str) else value in allowed
-
-
-def _in_range(release: str | None, first: str | None, last: str | None) -> bool:
-    """Whether a release lies in a range; one that is not known may lie anywhere."""
-    if release is None or not release[:1].isdigit():
-        return True
-    number = release_key(release)
-    return (first is None or release_key(first) <= number) and (
-        last is None or number <= release_key(last)
-    )
-
-
-def release_key(release: str) -> tuple[int, ...]:
-    """`0.5.18.post1` as (0, 5, 18); a suffix does not change the order of releases."""
-    parts: list[int] = []
-    for part in release.split("."):
-        if not part.isdecimal():
-            break
-        parts.append(int(part))
-    return tuple(parts)

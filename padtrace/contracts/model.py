@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ class Violations:
         plans: row of the plan that made the right side, -1 where none is known.
         pads: row of the pad that made the left side, -1 where there was none.
         modes: string ids of the forward mode, for the report.
-        tolerated: true where the backend is declared to put up with it.
+        tolerated: entry of the tolerance table that declares it harmless, -1 where none does.
         severity: where it differs from the contract's own.
         outcome: what the kernel or the code did, or would do, with it.
     """
@@ -54,7 +54,7 @@ class Violations:
     plans: Int64Array | None = None
     pads: Int64Array | None = None
     modes: Int64Array | None = None
-    tolerated: BoolArray | None = None
+    tolerated: Int64Array | None = None
     severity: Severity | None = None
     outcome: str = ""
 
@@ -218,13 +218,3 @@ class Report:
     cut: int
     verdict: str
     asked: tuple[str, ...] = ()
-
-    def only_suspects(self) -> bool:
-        return all(group.first.severity is Severity.SUSPECT for group in self.groups)
-
-
-def contracts_by_id(contracts: Mapping[str, Contract] | None = None) -> dict[str, Contract]:
-    """All contracts, in the order of their ids."""
-    from padtrace.contracts.catalogue import CONTRACTS
-
-    return dict(contracts or CONTRACTS)

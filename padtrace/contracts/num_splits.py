@@ -32,7 +32,7 @@ ROWS_UNKNOWN = "the rows of q were not observed"
 NO_SPLITS = "the kernel called takes no num_splits"
 NO_CALL = "the forward finished without a FlashMLA call that takes num_splits"
 OTHER_KERNEL = "prefill runs another kernel (--dsa-prefill-backend)"
-GRAPH_PLAN = "the plan was made for a graph bucket (see PT304 and PT305)"
+GRAPH_PLAN = "the plan was made for a graph bucket (see PT303 and PT304)"
 
 FLASHMLA_KV = "flashmla_kv"
 _ENTRIES_MORE = num_splits_expected(0)

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from padtrace.contracts.model import BoolArray
+from padtrace.contracts.releases import in_range
 from padtrace.recording.columns import Int64Array
 
 if TYPE_CHECKING:
     from padtrace.contracts.evidence import Evidence
-    from padtrace.contracts.model import Finding
 
 
 class Tolerance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +26,7 @@ class Tolerance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         sign: shorter or longer.
         modes: forward modes; empty for all.
         not_on: device types where it does not hold.
+        first_release, last_release: SGLang releases it holds for, both included.
         why: what takes care of the difference.
         source: where that can be read.
     """
@@ -37,6 +38,8 @@ class Tolerance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sign: str | None = None
     modes: list[str] = []
     not_on: list[str] = []
+    first_release: str | None = None
+    last_release: str | None = None
 
 
 @cache
@@ -54,15 +57,17 @@ def declared(
     sign: Int64Array,
     modes: Int64Array,
     backends: Int64Array,
-) -> BoolArray:
-    """Where a difference of `field` is declared harmless.
+) -> Int64Array:
+    """Which entry of the table declares a difference of `field` harmless, -1 where none does.
 
     Args:
         process, modes, backends: per violation; string ids for the last two.
         sign: negative where the field is shorter than it must be.
     """
-    allowed = np.zeros(process.shape, dtype=np.bool_)
-    for entry in (entry for entry in table() if entry.field == field):
+    declaring = np.full(process.shape, -1, dtype=np.int64)
+    for number, entry in enumerate(table()):
+        if entry.field != field:
+            continue
         fits = np.ones(process.shape, dtype=np.bool_)
         if entry.sign:
             fits &= (sign < 0) == (entry.sign == "shorter")
@@ -70,28 +75,19 @@ def declared(
             fits &= evidence.is_text(modes, *entry.modes)
         if entry.backends:
             fits &= evidence.is_text(backends, *entry.backends)
-        if entry.not_on:
-            fits &= ~_on(evidence, entry.not_on)[process]
-        allowed |= fits
-    return allowed
+        if entry.not_on or entry.first_release or entry.last_release:
+            fits &= _holds(evidence, entry)[process]
+        declaring[fits & (declaring < 0)] = number
+    return declaring
 
 
-def _on(evidence: Evidence, devices: list[str]) -> BoolArray:
-    kinds = [evidence.facts(p).device.type in devices for p in range(evidence.count("process"))]
-    return np.array(kinds, dtype=np.bool_)
-
-
-def reason(evidence: Evidence, finding: Finding) -> str:
-    """Why the difference of a tolerated finding does no harm."""
-    backend = None
-    if finding.plan_row >= 0:
-        backend = evidence.text(int(evidence.column("plan", "backend")[finding.plan_row]))
-    for entry in table():
-        if (
-            entry.field == finding.right.name
-            and entry.sign in (None, finding.sign)
-            and (not entry.modes or finding.mode in entry.modes)
-            and (not entry.backends or backend in entry.backends)
-        ):
-            return entry.why
-    return "declared harmless"
+def _holds(evidence: Evidence, entry: Tolerance) -> BoolArray:
+    """For each process, whether its device and release are ones the entry speaks of."""
+    holds = np.ones(evidence.count("process"), dtype=np.bool_)
+    for process in range(holds.size):
+        facts = evidence.facts(process)
+        release = facts.sglang.version or evidence.recording.about.get("sglang")
+        holds[process] = facts.device.type not in entry.not_on and in_range(
+            release, entry.first_release, entry.last_release
+        )
+    return holds

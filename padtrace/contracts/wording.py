@@ -42,6 +42,9 @@ def planned_rows(evidence: Evidence, finding: Finding) -> int | None:
 
 def pad_made(evidence: Evidence, finding: Finding) -> str:
     """`made q 8 rows`, or `left q at 6 rows` where the pad changed nothing."""
+    padded = snapshot_number(evidence, "pad", "exit", "input_ids.rows", finding.pad_row)
+    if padded != finding.left.value:
+        return f"made {padded} rows, of which q has this rank's {finding.left.value}"
     before = snapshot_number(evidence, "pad", "entry", "input_ids.rows", finding.pad_row)
     after = finding.left.value
     if before == after:

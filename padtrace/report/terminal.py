@@ -59,7 +59,7 @@ def print_report(
     if headline:
         print_headline(out, report)
     for position, group in enumerate(report.groups[:_MAX_GROUPS]):
-        if position and not _same_diagnosis(group, report.groups[0]):
+        if position or report.verdict == "clean":
             out.print(Text(told(group.first), style=_STYLES[group.first.severity]))
         out.print(Padding(_evidence(recording, group, known), (0, 0, 1, 2)))
     _more(out, report)
@@ -78,7 +78,7 @@ def print_headline(out: Console, report: Report) -> None:
 
 def diagnosis(report: Report) -> str:
     """The first line: the most telling finding, or what was looked at."""
-    if report.groups:
+    if report.groups and report.verdict != "clean":
         return told(report.groups[0].first)
     asked = ", ".join(report.asked)
     total = sum(report.evaluated.get(name, 0) for name in report.asked)
@@ -101,8 +101,9 @@ def plural(count: int, noun: str) -> str:
 
 def verdict_line(report: Report) -> str:
     """The last line of substance."""
+    suspects = plural(len(report.groups), "suspect") if report.groups else ""
     if report.verdict == "clean":
-        return "clean"
+        return f"clean, {suspects} (--strict counts them)" if suspects else "clean"
     if report.verdict == "nothing-observed":
         return "nothing observed, so nothing is called clean"
     total = sum(group.count for group in report.groups)
@@ -115,26 +116,30 @@ def print_coverage(out: Console, recording: Recording, report: Report) -> None:
     table = _grid()
     if done:
         table.add_row("evaluated", ", ".join(done))
-    blind = advice.blindness(recording)
-    for name in report.evaluated:
-        for reason, count in sorted(report.skipped.get(name, {}).items(), key=lambda i: -i[1]):
-            if name in report.asked or not report.evaluated[name]:
-                table.add_row(f"not {name}", f"{reason} ({count:,})")
-    for line in blind:
+    for reason, names in _unevaluated(report).items():
+        table.add_row("not", f"{', '.join(names)}: {reason}")
+    for line in advice.blindness(recording):
         table.add_row("not seen", line)
     if table.row_count:
         out.print(Text("coverage", style="bold"))
         out.print(Padding(table, (0, 0, 1, 2)))
 
 
+def _unevaluated(report: Report) -> dict[str, list[str]]:
+    """Reasons with the contracts they kept from being evaluated: asked for, or never at all."""
+    found: dict[str, list[str]] = {}
+    for name, reasons in report.skipped.items():
+        if name in report.asked or not report.evaluated[name]:
+            for reason, count in reasons.items():
+                times = f" ({count:,})" if name in report.asked else ""
+                found.setdefault(reason, []).append(f"{name}{times}")
+    return found
+
+
 def _headline_style(report: Report) -> str:
-    if report.groups:
+    if report.groups and report.verdict != "clean":
         return _STYLES[report.groups[0].first.severity]
     return "bold green" if report.verdict == "clean" else "bold yellow"
-
-
-def _same_diagnosis(group: Group, first: Group) -> bool:
-    return group is first
 
 
 def _grid() -> Table:
@@ -259,8 +264,22 @@ def _tolerated(out: Console, report: Report) -> None:
         return
     out.print(Text("declared harmless (--strict counts these)", style="bold"))
     table = _grid()
-    for group in report.tolerated:
-        first = group.first
-        text = f"{first.sentence}; {first.tolerated} ({group.count:,} times)"
-        table.add_row(first.contract, text)
+    for (contract, why), groups in _by_reason(report.tolerated).items():
+        total = sum(group.count for group in groups)
+        others = dict.fromkeys(_field(group) for group in groups[1:])
+        others.pop(_field(groups[0]), None)
+        likewise = f"; likewise {', '.join(others)}" if others else ""
+        table.add_row(contract, f"{groups[0].first.sentence}{likewise} ({total:,} in all)")
+        table.add_row("", Text(why, style="dim"))
     out.print(Padding(table, (0, 0, 1, 2)))
+
+
+def _field(group: Group) -> str:
+    return group.first.right.name.split(" after ", 1)[0].removesuffix(".rows")
+
+
+def _by_reason(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
+    found: dict[tuple[str, str], list[Group]] = {}
+    for group in groups:
+        found.setdefault((group.first.contract, group.first.tolerated or ""), []).append(group)
+    return found

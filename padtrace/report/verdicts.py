@@ -18,13 +18,9 @@ CODES = {
 }
 
 
-def exit_code(report: Report, *, strict: bool, verdict: str | None = None) -> int:
-    """0 clean, 1 divergent, 5 nothing observed; suspects alone are 0 unless `strict`."""
-    verdict = verdict or report.verdict
-    suspects_alone = verdict == DIVERGENT and report.groups and report.only_suspects()
-    if suspects_alone and not strict:
-        return EXIT_CLEAN
-    return CODES[verdict]
+def exit_code(report: Report, verdict: str | None = None) -> int:
+    """0 clean, 1 divergent, 5 nothing observed."""
+    return CODES[verdict or report.verdict]
 
 
 def of_comparison(differences: Differences) -> str:
