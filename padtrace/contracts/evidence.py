@@ -5,7 +5,9 @@ Everything is vectorised: a check of ten thousand steps on 32 ranks reads millio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from padtrace.recording.facts import Facts, view
 from padtrace.recording.model import Recording
 
 NO_ROW = -1
+_Result = TypeVar("_Result")
 
 
 def present(values: Int64Array) -> BoolArray:
@@ -51,6 +54,14 @@ class Evidence:
         self.recording = recording
         self._strings = {text: index for index, text in enumerate(recording.strings)}
         self._facts: dict[int, Facts] = {}
+        self._once: dict[str, Any] = {}
+
+    def once(self, name: str, work_out: Callable[[Evidence], _Result]) -> _Result:
+        """What several contracts need, worked out by the first of them."""
+        if name not in self._once:
+            self._once[name] = work_out(self)
+        result: _Result = self._once[name]
+        return result
 
     def count(self, kind: str) -> int:
         return self.recording.rows(kind)

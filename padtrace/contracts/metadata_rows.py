@@ -8,7 +8,7 @@ from padtrace.contracts import wording
 from padtrace.contracts.common import Place, Side, hold, pad_place, rows_of
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
-from padtrace.contracts.sites import modes_of, pad_sites, unpadded_sites
+from padtrace.contracts.sites import launch_sites, modes_of, pad_sites, unpadded_sites
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
 
@@ -163,13 +163,9 @@ def launch_sentence(evidence: Evidence, finding: Finding) -> str:
 
 
 def _launches(evidence: Evidence) -> tuple[Place, Int64Array]:
-    rows = rows_of(evidence, "launch")
-    plans = evidence.plan_before(
-        "launch", rows, evidence.column("launch", "enter_seq"), evidence.split_plans
-    )
-    modes = evidence.snapshot("plan", "entry", "forward_mode", plans)
-    q_rows = evidence.vector_items(evidence.column("launch", "q.shape"), 0)
-    return Place("launch", rows, modes, plans), q_rows
+    sites = launch_sites(evidence)
+    modes = modes_of(evidence, sites)
+    return Place("launch", sites.rows, modes, sites.plans, sites.pads), sites.q_rows
 
 
 def _where(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], values: Int64Array) -> Int64Array:

@@ -39,6 +39,20 @@ class Sites:
 
 def launch_sites(evidence: Evidence) -> Sites:
     """Every recorded kernel call, with the plan and the pad that came before it."""
+    return evidence.once("launch sites", _launch_sites)
+
+
+def pad_sites(evidence: Evidence) -> Sites:
+    """Every padded forward, launched or not."""
+    return evidence.once("pad sites", _pad_sites)
+
+
+def unpadded_sites(evidence: Evidence) -> Sites:
+    """Forwards that no pad was recorded for."""
+    return evidence.once("unpadded sites", _unpadded_sites)
+
+
+def _launch_sites(evidence: Evidence) -> Sites:
     rows = np.arange(evidence.count("launch"), dtype=np.int64)
     order = evidence.column("launch", "enter_seq")
     q_rows = evidence.vector_items(evidence.column("launch", "q.shape"), 0)
@@ -46,16 +60,14 @@ def launch_sites(evidence: Evidence) -> Sites:
     return Sites("launch", rows, q_rows, plans, _pads_of(evidence, "launch", rows, order))
 
 
-def pad_sites(evidence: Evidence) -> Sites:
-    """Every padded forward, launched or not."""
+def _pad_sites(evidence: Evidence) -> Sites:
     pads = evidence.top_pads
     bound = _end_of_pads(evidence, pads)
     plans = evidence.plan_before("pad", pads, bound, evidence.split_plans)
     return Sites("pad", pads, rows_after_pad(evidence, pads), plans, pads)
 
 
-def unpadded_sites(evidence: Evidence) -> Sites:
-    """Forwards that no pad was recorded for."""
+def _unpadded_sites(evidence: Evidence) -> Sites:
     pads = evidence.top_pads
     rows = np.arange(evidence.count("forward"), dtype=np.int64)
     entered = evidence.column("forward", "enter_seq")
