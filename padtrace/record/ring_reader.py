@@ -372,9 +372,13 @@ def _count_torn(ring: Ring, slots: NDArray[np.void], number: Int64Array, used: I
     # A killed writer leaves a few; thousands are noise, and not worth telling apart.
     if torn <= form.MAX_CHAIN:
         totals = slots["total"][rest[where]]
+        end = 0
         for start, total in zip(starts.tolist(), totals.tolist(), strict=True):
             rows = (start + np.arange(min(total, form.MAX_CHAIN))) % size
-            torn -= bool((number[rows[rows < len(number)]] >= start + size).any())
+            overwritten = bool((number[rows[rows < len(number)]] >= start + size).any())
+            # A slot head half written does not know its place in the chain before it.
+            torn -= overwritten or start < end
+            end = start + total
     ring.damaged += torn
 
 
