@@ -3,7 +3,11 @@
 The server's interpreter must have padtrace installed (`pip install padtrace`, or `-e` a checkout):
 SGLang finds the stand-ins through the entry point `padtrace_lab` of its plugin group, and a path
 alone gives no entry point. It must have a CPU or CUDA torch and what SGLang imports; SGLang itself
-may be installed there or given as a folder.
+may be installed there or given as a folder. Seen to serve: 0.5.16 to 0.5.23; older releases lack
+the CPU branches of speculative decoding.
+
+Further switches, for `base_env`: PADTRACE_LAB_SPAWN=1 starts processes as SGLang does, at two to
+three times the start-up time.
 """
 
 import os
@@ -68,7 +72,7 @@ def lab_environment(
     *,
     sglang_root: Path | None,
     ranks: int,
-    real_indexer: bool = False,
+    real_indexer: bool = True,
     fix_30642: bool = False,
     cores: Sequence[int] | None = None,
 ) -> dict[str, str]:
@@ -78,7 +82,7 @@ def lab_environment(
         base_env: usually `os.environ`; what it says of SGLANG_* and padtrace stays.
         sglang_root: an unpacked wheel or a checkout; None for the SGLang of the interpreter.
         ranks: processes that run a model (the tensor-parallel size of the server).
-        real_indexer: run SGLang's own DSA indexer on stand-in kernels, not the faster stub.
+        real_indexer: run SGLang's own DSA indexer on stand-in kernels; otherwise a stub.
         fix_30642: the counter-test with PR #30642's alignment; touches code under test.
         cores: CPU cores to bind ranks to, in turn; by default those this process may use.
 

@@ -28,6 +28,7 @@ _STANDINS = "padtrace lab: process"
 _NOT_INSTALLED = "padtrace lab: stand-ins not installed"
 # "RuntimeError: ...", also behind the prefix of SGLang's logger.
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception|SystemExit)\b.*)$")
+_LOST_PEER = "Connection closed by peer"  # gloo
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 20.0
 # A crashing scheduler logs first and takes the others with it a little later. The first process
@@ -69,7 +70,7 @@ def reason_of_death(log: str) -> str:
     """The error a server died of, as one line from its log.
 
     The first error of the first scheduler traceback, since what other processes log later only
-    follows from it; without such a traceback the last error line.
+    follows from it; without such a traceback the last error line, or the last line at all.
     """
     if _NOT_INSTALLED in log:
         return _NOT_INSTALLED + log.partition(_NOT_INSTALLED)[2].partition("\n")[0]
@@ -84,8 +85,11 @@ def reason_of_death(log: str) -> str:
         for line in (after if crash else log).splitlines()
         if (match := _ERROR_LINE.match(line))
     ]
-    if not errors:
-        return "no error in the log"
+    # Ranks that lose a crashed one fail too, in the order the kernel wakes them.
+    errors = [error for error in errors if _LOST_PEER not in error] or errors
+    if not errors:  # such as a refused argument: the last thing said
+        said = [line for line in log.splitlines() if line.strip()]
+        return said[-1].strip() if said else "the log is empty"
     return errors[0] if crash else errors[-1]
 
 
@@ -105,7 +109,7 @@ class LabServer:
         extra: Sequence[str] = (),
         port: int | None = None,
         python: str = sys.executable,
-        real_indexer: bool = False,
+        real_indexer: bool = True,
         fix_30642: bool = False,
         extra_environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -234,7 +238,7 @@ def run_lab(
     dp: int = 1,
     extra: Sequence[str] = (),
     port: int | None = None,
-    real_indexer: bool = False,
+    real_indexer: bool = True,
     fix_30642: bool = False,
     start_timeout: float = 600.0,
     say: Callable[[str], None] = print,

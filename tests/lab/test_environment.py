@@ -56,15 +56,18 @@ def test_no_ranks_is_a_usage_error() -> None:
         lab_environment({}, sglang_root=None, ranks=0)
 
 
-def test_counter_test_and_real_indexer_are_off_unless_asked_for() -> None:
-    plain = lab_environment({}, sglang_root=None, ranks=1)
-    assert plain["PADTRACE_LAB"] == "1"
-    assert "PADTRACE_LAB_FIX_30642" not in plain
-    assert "PADTRACE_LAB_REAL_INDEXER" not in plain
-    asked = lab_environment({}, sglang_root=None, ranks=1, real_indexer=True, fix_30642=True)
+def test_the_counter_test_is_off_unless_asked_for() -> None:
+    assert "PADTRACE_LAB_FIX_30642" not in lab_environment({}, sglang_root=None, ranks=1)
+    asked = lab_environment({}, sglang_root=None, ranks=1, fix_30642=True)
     assert asked["PADTRACE_LAB_FIX_30642"] == "1"
-    assert asked["PADTRACE_LAB_REAL_INDEXER"] == "1"
-    assert asked["SGLANG_DISABLE_DSA_INDEXER_FUSION"] == "1"
+
+
+def test_the_real_indexer_is_on_unless_declined() -> None:
+    usual = lab_environment({}, sglang_root=None, ranks=1)
+    assert usual["PADTRACE_LAB_REAL_INDEXER"] == "1"
+    assert usual["SGLANG_DISABLE_DSA_INDEXER_FUSION"] == "1"
+    stub = lab_environment({}, sglang_root=None, ranks=1, real_indexer=False)
+    assert "PADTRACE_LAB_REAL_INDEXER" not in stub
 
 
 def test_a_plugin_allow_list_lets_the_lab_in_and_none_stays_none() -> None:

@@ -60,6 +60,19 @@ def test_reason_is_the_schedulers_error_and_not_what_follows_from_it() -> None:
     assert reason_of_death(CRASH_LOG) == "RuntimeError: num_splits must have shape (b+1)"
 
 
+def test_reason_of_a_refused_argument_is_the_last_line() -> None:
+    refusal = "launch_server.py: error: argument --attention-backend: invalid choice: 'nonsense'"
+    assert (
+        reason_of_death(f"padtrace lab: process 7: process\nusage: ...\n{refusal}\n\n") == refusal
+    )
+
+
+def test_reason_is_not_the_loss_of_a_crashed_peer() -> None:
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]"
+    log = CRASH_LOG.replace("RuntimeError: num", f"{lost}\nRuntimeError: num")
+    assert reason_of_death(log) == "RuntimeError: num_splits must have shape (b+1)"
+
+
 def test_reason_says_when_the_stand_ins_never_loaded() -> None:
     log = CRASH_LOG.split("\n", 1)[1]
     assert "padtrace is not installed" in reason_of_death(log)

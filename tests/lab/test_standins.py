@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from padtrace.lab.standins import targets  # noqa: E402
 from padtrace.lab.standins.communication import memcpy_rows  # noqa: E402
 from padtrace.lab.standins.indexer_kernels import (  # noqa: E402
-    DeepGemm,
     fast_topk_transform_fused,
+    fp8_paged_mqa_logits,
     fused_store_index_k_cache,
 )
 from padtrace.lab.standins.kv_cache import (  # noqa: E402
@@ -83,7 +83,7 @@ def test_topk_maps_query_rows_to_their_request() -> None:
 def test_paged_logits_refuse_rows_that_do_not_fit(rows: tuple[int, int, int]) -> None:
     lengths, tables, weights = rows
     with pytest.raises(ValueError, match="fp8_paged_mqa_logits"):
-        DeepGemm.fp8_paged_mqa_logits(
+        fp8_paged_mqa_logits(
             torch.zeros(2, 2, 32, 128),
             torch.zeros(1),
             torch.zeros(weights, 32),

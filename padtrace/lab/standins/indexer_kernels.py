@@ -5,6 +5,7 @@ as on a GPU. Needs SGLANG_DISABLE_DSA_INDEXER_FUSION=1, which the lab's environm
 Stand-ins raise ValueError where the kernel refuses the shapes.
 """
 
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -18,54 +19,54 @@ _BLOCK_SCALE_BYTES = 4
 _HOPPER_SM_COUNT = 132
 
 
-class DeepGemm:
-    """The functions of `deep_gemm` that the DSA backend and indexer call."""
+def get_num_sms() -> int:
+    """Streaming multiprocessors of the GPU stood in for (H200)."""
+    return _HOPPER_SM_COUNT
 
-    @staticmethod
-    def get_num_sms() -> int:
-        """Streaming multiprocessors of the GPU stood in for (H200)."""
-        return _HOPPER_SM_COUNT
 
-    @staticmethod
-    def get_paged_mqa_logits_metadata(
-        context_lens: torch.Tensor, block_kv: int, num_sms: int
-    ) -> torch.Tensor:
-        """An empty schedule, int32 [num_sms + 1, 2]; the stand-in below does not follow it."""
-        return torch.zeros(num_sms + 1, 2, dtype=torch.int32)
+def get_paged_mqa_logits_metadata(
+    context_lens: torch.Tensor, block_kv: int, num_sms: int
+) -> torch.Tensor:
+    """An empty schedule, int32 [num_sms + 1, 2]; the stand-in below does not follow it."""
+    return torch.zeros(num_sms + 1, 2, dtype=torch.int32)
 
-    @staticmethod
-    def fp8_paged_mqa_logits(
-        q: torch.Tensor,
-        kv_cache: torch.Tensor,
-        weights: torch.Tensor,
-        context_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        schedule_metadata: torch.Tensor,
-        max_context_len: int,
-        clean_logits: bool = False,
-    ) -> torch.Tensor:
-        """Logits of zero, float32 [batch * next_n, max_context_len].
 
-        q: [batch, next_n, heads, dim]. Raises ValueError unless context_lens and block_table have
-        batch rows and weights batch * next_n.
-        """
-        batch, next_n = q.shape[:2]
-        found = (context_lens.shape[0], block_table.shape[0], weights.shape[0])
-        if found != (batch, batch, batch * next_n):
-            raise ValueError(
-                f"fp8_paged_mqa_logits: q {tuple(q.shape)}, but context_lens, block_table and "
-                f"weights have {found} rows"
-            )
-        return torch.zeros(batch * next_n, max_context_len)
+def fp8_paged_mqa_logits(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    schedule_metadata: torch.Tensor,
+    max_context_len: int,
+    clean_logits: bool = False,
+) -> torch.Tensor:
+    """Logits of zero, float32 [batch * next_n, max_context_len].
+
+    q: [batch, next_n, heads, dim]. Raises ValueError unless context_lens and block_table have
+    batch rows and weights batch * next_n.
+    """
+    batch, next_n = q.shape[:2]
+    found = (context_lens.shape[0], block_table.shape[0], weights.shape[0])
+    if found != (batch, batch, batch * next_n):
+        raise ValueError(
+            f"fp8_paged_mqa_logits: q {tuple(q.shape)}, but context_lens, block_table and weights "
+            f"have {found} rows"
+        )
+    return torch.zeros(batch * next_n, max_context_len)
 
 
 def install() -> None:
     """Point the indexer at its CUDA code and that code at the stand-ins below."""
     indexer = first_present("sglang.srt.layers.attention.dsa.dsa_indexer")
     backend = first_present("sglang.srt.layers.attention.dsa_backend")
+    deep_gemm = _deep_gemm()
     # Both modules import deep_gemm only when they believe in CUDA, so there is nothing to replace.
-    vars(indexer).update(_is_cuda=True, deep_gemm=DeepGemm)
-    vars(backend).update(is_cuda=lambda: True, deep_gemm=DeepGemm)
+    vars(indexer).update(_is_cuda=True, deep_gemm=deep_gemm)
+    vars(backend).update(is_cuda=lambda: True, deep_gemm=deep_gemm)
+    # Newer releases import it inside functions. Not a stub package on the path: SGLang would find
+    # it early and turn on its fp8 matrix products.
+    sys.modules["deep_gemm"] = deep_gemm
     _replace_quantizers(indexer)
     import sgl_kernel  # the lab's own, in padtrace/lab/site
 
@@ -75,6 +76,13 @@ def install() -> None:
     # The CPU rope returns another rank for the head-less key; the values do not matter here.
     replace(indexer.Indexer, "_update_rope_guarded", staticmethod(lambda dst, src: None))
     replace(indexer.Indexer, "forward", indexer.Indexer.forward_cuda)
+
+
+def _deep_gemm() -> ModuleType:
+    module = ModuleType("deep_gemm")
+    for function in (get_num_sms, get_paged_mqa_logits_metadata, fp8_paged_mqa_logits):
+        setattr(module, function.__name__, function)
+    return module
 
 
 def _replace_quantizers(indexer: ModuleType) -> None:

@@ -1,7 +1,7 @@
-"""The fast level of the indexer: `Indexer.forward` replaced whole by "select everything".
+"""The small level of the indexer: `Indexer.forward` replaced whole by "select everything".
 
-Good for the crash of sglang#30296 and for speed. Where the indexer's own rows matter, use the
-other level (`indexer_kernels`), which keeps SGLang's code.
+For a release whose indexer code the stand-ins of `indexer_kernels` no longer fit. Where they do,
+that other level is the default: it keeps SGLang's code, and starts as fast.
 """
 
 from typing import Any
