@@ -13,12 +13,8 @@ import json
 import logging
 import mmap
 import os
-import re
-import secrets
-import socket
 import struct
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +24,8 @@ from zlib import crc32
 from padtrace.record import ring_format as form
 from padtrace.record import wire
 from padtrace.record.redact import redact_facts
+from padtrace.record.ring_file import RingUnavailable as RingUnavailable
+from padtrace.record.ring_file import create_file
 from padtrace.recording.schema import EVENT_KINDS
 
 logger = logging.getLogger("padtrace")
@@ -54,17 +52,12 @@ _FORWARD_KIND = wire.kind_index("forward")
 _ERROR_KIND = wire.kind_index("error")
 _PAYLOAD = form.PAYLOAD_BYTES
 _SLOT_BYTES = form.SLOT_BYTES
+_PAYLOAD_TWICE = 2 * _PAYLOAD
 _put = form.SLOT.pack_into
+# Most events take two or three slots; one call for all of them is the cheaper one.
+_put_two = struct.Struct("<" + 2 * form.SLOT.format.lstrip("<")).pack_into
+_put_three = struct.Struct("<" + 3 * form.SLOT.format.lstrip("<")).pack_into
 _NO_LIMIT = 1 << 62
-_MADV_POPULATE_WRITE = 23
-
-
-class RingUnavailable(Exception):
-    """There is no room or no place for a ring; the reason is one line."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class EventWriter:
@@ -121,22 +114,8 @@ class EventWriter:
         Raises:
             RingUnavailable: no room, no folder, not writable. Nothing is left behind.
         """
-        if policy not in form.POLICIES:
-            raise RingUnavailable(f"policy {policy!r} is none of {', '.join(form.POLICIES)}")
-        size = size_bytes // form.PAGE * form.PAGE
-        if not form.MIN_BYTES <= size <= form.MAX_BYTES:
-            raise RingUnavailable(f"a ring cannot have {size_bytes} bytes; 256K to 4G can be had")
-        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:48] or "host"
-        path = Path(folder) / f"{host}.{os.getpid()}.{secrets.token_hex(4)}{form.SUFFIX}"
-        pair = time.time_ns(), time.monotonic_ns()
-        header = _header(size, policy, pair, run, host)
-        try:
-            _make_folder(Path(folder))
-            mapping = _allocate(path, size, header)
-        except (OSError, ValueError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise RingUnavailable(f"{path}: {reason}") from error
-        return cls(path, mapping, size, policy, pair[0] - pair[1])
+        fresh = create_file(Path(folder), size_bytes, policy, run)
+        return cls(fresh.path, fresh.mapping, fresh.size, policy, fresh.clock_offset_ns)
 
     @property
     def on(self) -> bool:
@@ -278,16 +257,34 @@ class EventWriter:
         self._next = first + total
         # form.seed, without the call.
         checksum = crc32(data, first + (first >> 32) + (size << 1) & 0xFFFFFFFF)
-        slots, base, into = self._slots, self._slots_offset, self._map
+        slots, into = self._slots, self._map
+        row = first % slots
+        at = self._slots_offset + row * _SLOT_BYTES
         if total == 1:
-            _put(into, base + first % slots * _SLOT_BYTES, first + 1, checksum, 0, 1, size, data)
-            return True
+            _put(into, at, first + 1, checksum, 0, 1, size, data)
+        elif total == 2 and row + 2 <= slots:
+            one, two = data[:_PAYLOAD], data[_PAYLOAD:]
+            # fmt: off
+            _put_two(into, at, first + 1, checksum, 0, 2, size, one,
+                     first + 2, checksum, 1, 2, size, two)
+            # fmt: on
+        elif total == 3 and row + 3 <= slots:
+            one, two, three = data[:_PAYLOAD], data[_PAYLOAD:_PAYLOAD_TWICE], data[_PAYLOAD_TWICE:]
+            # fmt: off
+            _put_three(into, at, first + 1, checksum, 0, 3, size, one,
+                       first + 2, checksum, 1, 3, size, two, first + 3, checksum, 2, 3, size, three)
+            # fmt: on
+        else:
+            self._put_chain(data, first, total, checksum)
+        return True
+
+    def _put_chain(self, data: bytes, first: int, total: int, checksum: int) -> None:
+        """A record of any length, also one that goes on at the start of the ring."""
         for position in range(total):
             sequence = first + position
-            at = base + sequence % slots * _SLOT_BYTES
+            at = self._slots_offset + sequence % self._slots * _SLOT_BYTES
             part = data[position * _PAYLOAD : position * _PAYLOAD + _PAYLOAD]
-            _put(into, at, sequence + 1, checksum, position, total, size, part)
-        return True
+            _put(self._map, at, sequence + 1, checksum, position, total, len(data), part)
 
     def _around_error(self, kind: int) -> None:
         if kind == _ERROR_KIND:
@@ -334,76 +331,6 @@ class EventWriter:
 
 def _kind_name(kind: int) -> str:
     return EVENT_KINDS[kind] if 0 <= kind < len(EVENT_KINDS) else f"kind {kind}"
-
-
-def boot_id() -> str:
-    """Names this boot of the machine: monotonic clocks compare within it. "" where unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:40]
-    except OSError:
-        return ""
-
-
-def session() -> str:
-    """Names the session of this process and when its leader started; tells starts apart."""
-    leader = os.getsid(0)
-    try:
-        # Field 22 of stat; the command before it may hold anything, a closing bracket ends it.
-        fields = Path(f"/proc/{leader}/stat").read_text().rpartition(")")[2].split()
-        return f"{leader}.{fields[19]}"
-    except (OSError, IndexError):
-        return str(leader)
-
-
-def _header(size: int, policy: str, pair: tuple[int, int], run: str, host: str) -> bytes:
-    static = form.static_bytes(size)
-    slots = (size - form.STATIC_OFFSET - static) // _SLOT_BYTES
-    fixed = form.HEADER.pack(
-        form.MAGIC,
-        form.VERSION,
-        _SLOT_BYTES,
-        size,
-        static,
-        slots,
-        form.POLICIES.index(policy),
-        os.getpid(),
-        pair[0],
-        pair[1],
-        wire.schema_digest(),
-        run.encode("ascii", "replace")[:64],
-        boot_id().encode("ascii", "replace"),
-        host.encode("ascii", "replace")[:64],
-        session().encode("ascii", "replace")[:48],
-    )
-    return fixed + form.CHECKSUM.pack(crc32(fixed))
-
-
-def _make_folder(folder: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-
-
-def _allocate(path: Path, size: int, header: bytes) -> mmap.mmap:
-    """A new file of `size` bytes with `header`, mapped; removed again if any of it fails."""
-    # Under another name until the header stands, so that nobody reads half a ring.
-    fresh = path.with_suffix(".new")
-    handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(handle, 0, size)
-        mapping = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        # Made writable page by page now, so that the forward path does not meet the page faults;
-        # a kernel before 5.14 does not know this.
-        with contextlib.suppress(OSError):
-            mapping.madvise(_MADV_POPULATE_WRITE)
-        mapping[: len(header)] = header
-        os.rename(fresh, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
-    finally:
-        os.close(handle)
-    return mapping
 
 
 def _forget_in_children(writer: EventWriter) -> None:

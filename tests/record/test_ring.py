@@ -17,9 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from padtrace.record import ring as ring_module
+from padtrace.record import ring_file, wire
 from padtrace.record import ring_format as form
-from padtrace.record import wire
 from padtrace.record.ring import EVENTS_AFTER_ERROR, EventWriter, RingUnavailable
 from padtrace.record.ring_reader import Ring, read_header, read_ring
 from padtrace.recording.absent import NONE_CODE
@@ -206,7 +205,7 @@ def test_no_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monke
     def full(handle: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(ring_module.os, "posix_fallocate", full)
+    monkeypatch.setattr(ring_file.os, "posix_fallocate", full)
     with pytest.raises(RingUnavailable) as caught:
         make(tmp_path)
     assert "No space left on device" in caught.value.reason

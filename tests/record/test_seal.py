@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from padtrace.errors import BadRecordingError, NothingObservedError, UsageError
-from padtrace.record import ring as ring_module
-from padtrace.record import wire
+from padtrace.record import ring_file, wire
 from padtrace.record.ring import EventWriter
 from padtrace.record.seal import seal
 from padtrace.recording import reader, schema
@@ -36,7 +35,7 @@ def rank(
 def shift_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """The wall clock as it would be had somebody set it; the monotonic clock runs on."""
     real = time.time_ns
-    monkeypatch.setattr(ring_module.time, "time_ns", lambda: real() + int(seconds * SECOND))
+    monkeypatch.setattr(ring_file.time, "time_ns", lambda: real() + int(seconds * SECOND))
 
 
 def test_every_kind_of_value_arrives(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_runs_that_nodes_named_differently_are_one_server(
 ) -> None:
     for tp_rank in range(4):
         host = f"node{tp_rank // 2}"
-        monkeypatch.setattr(ring_module.socket, "gethostname", lambda host=host: host)
+        monkeypatch.setattr(ring_file.socket, "gethostname", lambda host=host: host)
         rank(tmp_path / host, tp_rank, run=f"run-of-{host}")
     sealed = seal([tmp_path / "node0", tmp_path / "node1"])
     assert sealed.recording.rows("process") == 4
