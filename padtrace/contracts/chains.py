@@ -31,6 +31,8 @@ def stored(evidence: Evidence, kind: str, row: int, columns: tuple[str, ...]) ->
 
 def left_chain(evidence: Evidence, finding: Finding) -> list[str]:
     """How the left side came to its value: for q, through the pad."""
+    if finding.left.name != "q.rows":
+        return []
     if finding.event != "pad":
         chain = stored(evidence, finding.event, finding.row, (finding.left.name, *_LEFT_COLUMNS))
         if chain:
@@ -38,7 +40,7 @@ def left_chain(evidence: Evidence, finding: Finding) -> list[str]:
     chain = stored(evidence, "pad", finding.pad_row, (finding.left.name, *_LEFT_COLUMNS))
     if chain:
         return chain
-    if not finding.left.name.startswith("q.") or finding.pad_row < 0:
+    if finding.pad_row < 0:
         return []
     before = wording.snapshot_number(evidence, "pad", "entry", "input_ids.rows", finding.pad_row)
     function = evidence.text(int(evidence.column("pad", "function")[finding.pad_row]))
@@ -48,7 +50,9 @@ def left_chain(evidence: Evidence, finding: Finding) -> list[str]:
 
 def right_chain(evidence: Evidence, finding: Finding) -> list[str]:
     """How the right side came to its value: for metadata, through the plan."""
-    columns = (finding.right.name, "num_splits.rows", "planned.rows")
+    columns: tuple[str, ...] = (finding.right.name,)
+    if finding.right.name == "num_splits.rows":
+        columns = (*columns, "planned.rows")
     chain = stored(evidence, "plan", finding.plan_row, columns)
     if chain:
         return chain

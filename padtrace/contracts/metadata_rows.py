@@ -8,7 +8,7 @@ from padtrace.contracts import wording
 from padtrace.contracts.common import Place, Side, hold, pad_place, rows_of
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
-from padtrace.contracts.sites import launch_sites, modes_of, pad_sites, unpadded_sites
+from padtrace.contracts.sites import launch_sites, modes_of, pad_sites, real_rows, unpadded_sites
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
 
@@ -29,7 +29,7 @@ def page_table(evidence: Evidence) -> Evaluation:
         for name in ("page_table_1.rows", "dsa_seqlens_expanded.rows"):
             rows = evidence.at("plan", name, chosen.plans)
             # Rows that hold a request must be covered in any case.
-            real = evidence.snapshot("pad", "entry", "input_ids.rows", chosen.pads)
+            real = real_rows(evidence, chosen.pads)
             hold(
                 evidence,
                 result,

@@ -8,17 +8,18 @@ from padtrace.contracts import wording
 from padtrace.contracts.common import Side, hold, pad_place
 from padtrace.contracts.evidence import Evidence
 from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
+from padtrace.contracts.sites import real_rows
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 
 NEEDS_VALUES = "needs the values of out_cache_loc; record with --tier meta"
 NEEDS_LANES = "needs the values of padded graph lanes; record with --tier meta"
 
 
-def real_rows(evidence: Evidence) -> Evaluation:
+def routing_bound(evidence: Evidence) -> Evaluation:
     """num_token_non_padded_cpu is the number of rows before the pad."""
     result = Evaluation()
     place = pad_place(evidence)
-    before = evidence.snapshot("pad", "entry", "input_ids.rows", place.rows)
+    before = real_rows(evidence, place.rows)
     bound = evidence.snapshot("pad", "exit", "num_token_non_padded_cpu", place.rows)
     padded = evidence.snapshot("pad", "exit", "input_ids.rows", place.rows)
     # Under context parallelism and sequence sharding the bound is of this rank's shard.
@@ -33,7 +34,7 @@ def real_rows(evidence: Evidence) -> Evaluation:
     return result
 
 
-def real_rows_sentence(evidence: Evidence, finding: Finding) -> str:
+def routing_bound_sentence(evidence: Evidence, finding: Finding) -> str:
     padded = wording.snapshot_number(evidence, "pad", "exit", "input_ids.rows", finding.row)
     return (
         f"num_token_non_padded_cpu is {finding.right.value} for {wording.who(finding)}: "
@@ -68,8 +69,8 @@ CONTRACTS = (
 Expert routing masks rows from this number on. Too small, and real tokens are dropped; too large,
 and padding takes part (sglang#28378: a score fell from 0.94 to 0.1).
 """,
-        real_rows,
-        real_rows_sentence,
+        routing_bound,
+        routing_bound_sentence,
     ),
     Contract(
         "PT1002",

@@ -156,6 +156,22 @@ def modes_of(evidence: Evidence, sites: Sites) -> Int64Array:
     return np.where(present(modes), modes, fallback)
 
 
+def real_rows(evidence: Evidence, pads: Int64Array) -> Int64Array:
+    """Token rows that belong to requests when these pads are met.
+
+    Not simply those of input_ids: on the second step of a draft it may still be padded.
+    """
+    mode = evidence.snapshot("pad", "entry", "forward_mode", pads)
+    tokens = evidence.snapshot("pad", "entry", "input_ids.rows", pads)
+    requests = evidence.snapshot("pad", "entry", "batch_size", pads)
+    width = evidence.snapshot("pad", "entry", "spec_info.num_tokens_per_req", pads)
+    single = evidence.is_text(mode, "DECODE", "IDLE") & present(requests)
+    wide = evidence.is_text(mode, "TARGET_VERIFY", "DRAFT_EXTEND_V2")
+    wide &= present(requests) & present(width)
+    scaled = np.where(wide, requests, 0) * np.where(wide, width, 0)
+    return np.where(single, requests, np.where(wide, scaled, tokens))
+
+
 PLANNED = {1: "before the pad", 0: "after the pad"}
 
 

@@ -19,6 +19,8 @@ from padtrace.recording.model import Recording, Value, json_value
 
 MAX_DIFFERENCES = 1000
 _MAX_NAMES = 1 << 30
+# What tells events of one batch apart besides their order; elsewhere releases rename functions.
+_NAMING = frozenset({("plan", "function"), ("pad", "function"), ("graph", "runner")})
 NOT_COMPARED = frozenset(
     {"process", "batch", "forward", "enter_seq", "exit_seq", "parent", "t_ns", "backend_id"}
 )
@@ -215,7 +217,7 @@ def _keys(common: _Common, side: int, kind: str) -> list[Int64Array]:
     batch = table.column("batch")
     function = np.zeros(table.rows, dtype=np.int64)
     for column in schema.EVENT_TABLES[kind].columns:
-        if column.name in ("function", "runner"):
+        if (kind, column.name) in _NAMING:
             codes = common.column(side, kind, column, np.arange(table.rows))
             function = function * _MAX_NAMES + np.maximum(codes, -1) + 1
     occurrence = _occurrence(process, batch, function, table.column("enter_seq"))

@@ -36,8 +36,8 @@ class ReplayView:
             return
         report = check(recording, {"PT101"}, known=known)
         if report.verdict == NOTHING_OBSERVED:
-            count = recording.rows("forward")
-            text = f"recorded: {path} holds {terminal.plural(count, 'forward')} without a result"
+            count = terminal.plural(recording.rows("forward"), "forward")
+            text = f"recorded: {path} holds {count}, and no result that PT101 could judge"
         else:
             text = f"recorded: {terminal.diagnosis(report)}"
         self.out.print(Text(text, style="bold"))
@@ -64,7 +64,7 @@ class ReplayView:
         rows_view.print_rows(out, replayed)
         self._compared(outcome, name)
         if written is not None:
-            out.print(f"written to {written}")
+            out.print(f"written to {written}\n")
         terminal.print_report(out, replayed, outcome.report, known, path=path, headline=False)
         # Once more as the last thing, where eyes are when a long run ends.
         terminal.print_headline(out, outcome.report)

@@ -240,10 +240,10 @@ def parted_at(finding: Finding) -> str:
         if position == 0 and _number(one) != _number(other):
             return ""
         if position:
-            return f"after {left[position - 1]}: q by {one}; the metadata by {other}"
+            return f"after {left[position - 1].rsplit(' ', 1)[-1]}: {one}  |  {other}"
         ahead = left[1] if len(left) > 1 else one
         behind = other.removeprefix(_number(other)).strip() or other
-        return f"after {_number(one)}: q by {ahead}; the metadata {behind}"
+        return f"after {_number(one)}: {ahead}  |  {behind}"
     return ""
 
 
