@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from padtrace.errors import EnvironmentMissingError, PadtraceError
 from padtrace.replay import protocol
@@ -39,7 +39,7 @@ def _take_streams() -> tuple[BinaryIO, BinaryIO]:
     return sys.stdin.buffer, outgoing
 
 
-def _import(start: protocol.Start, outgoing: BinaryIO) -> "object":
+def _import(start: protocol.Start, outgoing: BinaryIO) -> Any:
     from padtrace.replay.worker.obstacles import prepare_environment, prepare_torch
 
     protocol.send(outgoing, protocol.Progress(done=0, total=0, text=f"importing {start.name}"))
@@ -57,8 +57,10 @@ def _import(start: protocol.Start, outgoing: BinaryIO) -> "object":
             f"{type(error).__name__}: {error}",
             "padtrace's own base environment has everything: unset PADTRACE_REPLAY_PYTHON",
         ) from error
+    from padtrace.replay.worker.planning import prepare_modules
     from padtrace.replay.worker.replayer import Release
 
+    prepare_modules()
     release = Release(start.name, version)
     import sglang
 
@@ -68,12 +70,11 @@ def _import(start: protocol.Start, outgoing: BinaryIO) -> "object":
     return release
 
 
-def _serve(release: "object", request: protocol.ReplayRequest, outgoing: BinaryIO) -> None:
+def _serve(release: Any, request: protocol.ReplayRequest, outgoing: BinaryIO) -> None:
     from padtrace.recording.reader import from_bytes
     from padtrace.recording.writer import to_bytes
-    from padtrace.replay.worker.replayer import Release, Replayer
+    from padtrace.replay.worker.replayer import Replayer
 
-    assert isinstance(release, Release)
     last = [0.0]
 
     def progress(done: int, total: int) -> None:

@@ -91,6 +91,13 @@ class Capabilities:
             return _scale_by_method(method)
         return self._scale_by_block()
 
+    def _scale_source(self) -> str:
+        """What `scale` runs, in words."""
+        self.scale  # noqa: B018 - raises where nothing serves
+        if hasattr(self.batch_class, "init_mlp_sync_metadata"):
+            return "ForwardBatch.init_mlp_sync_metadata"
+        return f"ForwardBatch.init_new, its block `if {_BLOCK_TEST}`"
+
     def _scale_by_block(self) -> Callable[[Any, Any, bool], str]:
         """The block of `init_new` that fills in the counts, cut out of SGLang's own source."""
         maker = self.attribute("spec scaling", self.batch_class, "init_new")
@@ -175,7 +182,7 @@ class Capabilities:
         looks: dict[str, Callable[[], Any]] = {
             "pad": lambda: self.pad,
             "unpad": lambda: self.unpad,
-            "spec scaling": lambda: self.scale,
+            "spec scaling": lambda: self._scale_source(),
             "padding mode": lambda: self.padding_mode,
             "metadata padding": lambda: getattr(self.dsa_utils, self.pad_lengths),
             "DSA planning": lambda: self.dsa_class.init_forward_metadata,
@@ -185,10 +192,10 @@ class Capabilities:
         for name, look in looks.items():
             try:
                 found = look()
-            except EnvironmentMissingError:
+            except (EnvironmentMissingError, ImportError):
                 table[name] = None
                 continue
-            table[name] = getattr(found, "__qualname__", str(found))
+            table[name] = found if isinstance(found, str) else found.__qualname__
         return table
 
 

@@ -106,6 +106,9 @@ class Topology:
         for name, value in self._derived(recorded).items():
             if name in known:
                 fields[name] = value
+        if "attn_dp_size" in known and self.facts.parallel.attn_dp_size > 1:
+            # Where the two are apart, attention DP does not run inside replicas.
+            fields["dp_size"] = 1
         return fields
 
     def _derived(self, recorded: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +120,8 @@ class Topology:
             "tp_size": parallel.tp_size,
             "dp_size": max(parallel.attn_dp_size, int(recorded.get("dp_size") or 1)),
             "attn_cp_size": parallel.attn_cp_size,
+            "attn_dp_size": parallel.attn_dp_size,
+            "ep_size": parallel.moe_ep_size,
             "enable_dp_attention": parallel.attn_dp_size > 1,
             "dsa_topk_backend": "torch",
             "speculative_dsa_topk_backend": "torch",

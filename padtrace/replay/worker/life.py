@@ -365,7 +365,7 @@ class BatchLife:
     def _graph(self, node: Node) -> None:
         self._need_batch(node)
         self._edits.before(self._batch, observed(node.event.snapshot("entry")), node.index)
-        reason = self._site.graphs.unable(node.event)
+        reason = self._site.graphs.unable(node.event, self._batch)
         if reason is not None:
             self._result.skip(reason)
             return

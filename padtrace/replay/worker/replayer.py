@@ -15,7 +15,7 @@ from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.context import Topology
 from padtrace.replay.worker.groups import EventIndex, Group
 from padtrace.replay.worker.life import BatchLife, LifeResult, Outcome, Site
-from padtrace.replay.worker.planning import install_kernels, prepare_modules
+from padtrace.replay.worker.planning import install_kernels
 from padtrace.replay.worker.provenance import Chain, Provenance
 
 MAX_LISTED_EDITS = 1000
@@ -45,7 +45,6 @@ class Release:
     def prepare_planning(self) -> None:
         """Import the DSA backend and replace its kernels; done when a plan first needs it."""
         if not self._planning_ready:
-            prepare_modules()
             install_kernels(self.capabilities, self.provenance)
             self._planning_ready = True
 
