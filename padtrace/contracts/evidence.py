@@ -124,6 +124,16 @@ class Evidence:
         totals = np.concatenate([[0], np.cumsum(self.recording.vector_values)])
         return self._per_vector(index, totals[offsets[1:]] - totals[offsets[:-1]])
 
+    def vector_maxima(self, index: Int64Array) -> Int64Array:
+        """Largest item of the vectors a column refers to, "not observed" where empty."""
+        starts = self.recording.vector_offsets[:-1]
+        filled = np.diff(self.recording.vector_offsets) > 0
+        values = np.full(starts.shape, NOT_OBSERVED_CODE, dtype=np.int64)
+        if filled.any():
+            largest = np.maximum.reduceat(self.recording.vector_values, starts[filled])
+            values[filled] = largest
+        return self._per_vector(index, values)
+
     def _per_vector(self, index: Int64Array, values: Int64Array) -> Int64Array:
         known = present(index)
         if not values.size:

@@ -13,6 +13,7 @@ from padtrace.recording.columns import Int64Array
 
 ONE_RANK = "one rank alone: nothing to compare with"
 MADE = "made from cases, whose counts were given and not exchanged"
+SUM_LEN, MAX_LEN = 0, 1
 _SINGLE_GRAPH_MODES = ("DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
 
 
@@ -73,18 +74,34 @@ def untouched_counts(evidence: Evidence) -> Evaluation:
 
 
 def one_padding_mode(evidence: Evidence) -> Evaluation:
-    """The plan and the pad of a forward choose the same padding mode."""
+    """The plan and the pad of a forward choose the same padding mode.
+
+    What the plan chose shows in its rows: the longest rank's under MAX_LEN, this rank's own under
+    SUM_LEN. Where the two are equal nothing can be told.
+    """
     result = Evaluation()
     place = pad_place(evidence)
     order = evidence.column("pad", "enter_seq")[place.rows]
     plans = evidence.plan_before("pad", place.rows, order, evidence.split_plans)
-    at_plan = evidence.snapshot("plan", "entry", "dp_padding_mode", plans)
-    at_pad = evidence.snapshot("pad", "exit", "dp_padding_mode", place.rows)
+    planned = evidence.at("plan", "planned.rows", plans)
+    own = evidence.snapshot("plan", "entry", "input_ids.rows", plans)
+    counts = evidence.snapshot("plan", "entry", "global_num_tokens_cpu", plans)
+    longest = evidence.vector_maxima(counts)
+    telling = present(planned) & present(own) & present(longest) & (own < longest)
+    by_sum, by_max = telling & (planned == own), telling & (planned >= longest)
+    at_plan = np.where(by_max, MAX_LEN, np.where(by_sum, SUM_LEN, NOT_OBSERVED_CODE))
+    mode = evidence.snapshot("pad", "exit", "dp_padding_mode", place.rows)
+    is_max, is_sum = evidence.is_text(mode, "MAX_LEN"), evidence.is_text(mode, "SUM_LEN")
+    at_pad = np.where(is_max, MAX_LEN, np.where(is_sum, SUM_LEN, NOT_OBSERVED_CODE))
     known = Place("pad", place.rows, place.modes, plans, place.rows)
     hold(
-        evidence, result, known, Side("mode at the plan", at_plan), Side("mode at the pad", at_pad),
+        evidence,
+        result,
+        known,
+        Side("padding mode of the plan", at_plan),
+        Side("padding mode of the pad", at_pad),
         outcome="the plan counted rows for another layout of the gathered buffer",
-    )  # fmt: skip
+    )
     return result
 
 
@@ -127,9 +144,13 @@ def untouched_sentence(evidence: Evidence, finding: Finding) -> str:
 
 
 def padding_mode_sentence(evidence: Evidence, finding: Finding) -> str:
-    at_plan = evidence.text(finding.left.value) if finding.left.value is not None else None
-    at_pad = evidence.text(finding.right.value) if finding.right.value is not None else None
-    return f"{wording.who(finding)} was planned for {at_plan} and padded for {at_pad}"
+    names = {MAX_LEN: "MAX_LEN", SUM_LEN: "SUM_LEN"}
+    planned = wording.planned_rows(evidence, finding)
+    return (
+        f"{wording.who(finding)} was planned as {names.get(finding.left.value or 0)} "
+        f"({wording.rows(planned)}) and padded as {names.get(finding.right.value or 0)}: the "
+        "padding mode flipped between the plan and the pad"
+    )
 
 
 def _aligned(evidence: Evidence, kind: str, rows: Int64Array) -> Int64Array:
@@ -286,7 +307,7 @@ becomes [4, 8] for everyone who reads it later (releases 0.5.12 and 0.5.15).
         """
 The plan decides between MAX_LEN and SUM_LEN on the raw counts, the pad on counts aligned to the
 attention TP size. Near the limit they choose differently, and the rows differ by far more than an
-alignment. Judged where both choices were observed.
+alignment. The plan's choice shows in its rows where this rank is not the longest.
 """,
         one_padding_mode,
         padding_mode_sentence,
