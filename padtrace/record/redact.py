@@ -2,8 +2,8 @@
 
 By name (`--api-key`, `HF_TOKEN`, `ssl_keyfile_password`, ...) and by shape (keys of known services,
 JSON web tokens, passwords in URLs, long strings that look random). What is taken out becomes
-"[redacted]", so that a reader sees there was something. In doubt it is taken out: a recording is
-made to be shown to others.
+"[redacted]", so that a reader sees there was something; of an absolute path only the last name
+stays. In doubt it is taken out: a recording is made to be shown to others.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ _URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _URL_QUERY = re.compile(r"([?&;]([\w.-]+)=)([^&;#\s]+)")
 _INLINE = re.compile(r"""((?:^|[\s,;{"'])["']?([\w.-]+)["']?\s*[:=]\s*["']?)([^\s"',;}]+)""")
 _WORD = re.compile(r"[A-Za-z0-9+_=-]{20,}")
+# Where things lie on somebody's machine is nobody else's business; the last name may be the model.
+_PATH = re.compile(r"""(?<![\w./:~-])~?(?:/[^\s/:,;"'=|]+)+/([^\s/:,;"'=|]+)""")
 _MIN_RANDOM_CHARACTERS = 20
 _MIN_ENTROPY_BITS = 3.5
 
@@ -71,6 +73,7 @@ def redact_text(text: str, name: str = "") -> str:
     text = _URL_USER.sub(REDACTED, text)
     text = _URL_QUERY.sub(_by_name, text)
     text = _INLINE.sub(_by_name, text)
+    text = _PATH.sub(r".../\1", text)
     if _HASH_NAME.search(name):
         return text
     return _WORD.sub(lambda match: REDACTED if _looks_random(match[0]) else match[0], text)

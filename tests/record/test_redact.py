@@ -62,7 +62,7 @@ def test_by_shape(secret: str) -> None:
     [
         ("model_path", "deepseek-ai/DeepSeek-V3.2-Exp"),
         ("model_path", "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"),
-        ("model_path", "/mnt/models/kimi-k2-thinking-int4-20250910-final"),
+        ("model_path", "moonshot/kimi-k2-thinking-int4-20250910-final"),
         ("tokenizer_path", "meta-llama/Llama-3.1-8B-Instruct"),
         ("tokenizer_mode", "auto"),
         ("max_total_tokens", 4096),
@@ -98,3 +98,18 @@ def test_facts_keep_the_hashes_of_sources() -> None:
         "server_args": {"api_key": REDACTED, "tp_size": 8},
         "environment": {"SGLANG_X": "1", "SGLANG_SECRET_THING": REDACTED},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("/mnt/team/models/glm-5", ".../glm-5"),
+        ("~/models/glm-5", ".../glm-5"),
+        ("--model-path=/mnt/models/glm-5 --tp=4", "--model-path=.../glm-5 --tp=4"),
+        ("zai-org/GLM-5", "zai-org/GLM-5"),
+        ("http://127.0.0.1:30000/v1/models", "http://127.0.0.1:30000/v1/models"),
+        ("/tmp", "/tmp"),
+    ],
+)
+def test_a_path_keeps_its_last_name_only(text: str, kept: str) -> None:
+    assert redact_text(text) == kept
