@@ -26,9 +26,7 @@ _CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("model_executor.runner.decode_cuda_graph_runner", "DecodeCudaGraphRunner"),
         ("model_executor.cuda_graph_runner", "CudaGraphRunner"),
     ),
-    "eagle_draft": (
-        ("speculative.eagle_draft_cuda_graph_runner", "EAGLEDraftCudaGraphRunner"),
-    ),
+    "eagle_draft": (("speculative.eagle_draft_cuda_graph_runner", "EAGLEDraftCudaGraphRunner"),),
     "eagle_draft_extend": (
         ("speculative.eagle_draft_extend_cuda_graph_runner", "EAGLEDraftExtendCudaGraphRunner"),
     ),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from padtrace.errors import PadtraceError
+from padtrace.recording import schema
 from padtrace.recording.absent import Absent
 from padtrace.recording.facts import Facts
 from padtrace.recording.model import Event, Snapshot, Value
@@ -104,18 +105,26 @@ class BatchLife:
         self._pad_chain: Chain = ()
         self._plan_chain: Chain = ()
         self._lora_owner: list[Any] | None = None
+        self._skipped: set[int] = set()
+        self._wants_context_lens = True
 
     def run(self, roots: list[Node]) -> LifeResult:
         """Replay the events; SGLang's own errors become error events, ours leave."""
         try:
             for node in roots:
                 self._visit(node)
+            reason = ""
         except _Raised:
-            done = {outcome.index for outcome in self._result.outcomes}
-            for node in _flatten(roots):
-                if node.index not in done and node.event.kind != "error":
-                    self._result.skip("an earlier event of the batch raised")
+            reason = "an earlier event of the batch raised"
+        done = {outcome.index for outcome in self._result.outcomes} | self._skipped
+        for node in _flatten(roots):
+            if node.index not in done and node.event.kind != "error":
+                self._result.skip(reason or f"{node.event.kind}: where it is nested")
         return self._result
+
+    def _skip(self, node: Node, reason: str) -> None:
+        self._skipped.add(node.index)
+        self._result.skip(reason)
 
     def _visit(self, node: Node) -> None:
         handler: dict[str, Callable[[Node], None]] = {
@@ -136,7 +145,7 @@ class BatchLife:
     def _made(self, node: Node) -> None:
         snapshot = observed(node.event.snapshot("exit"))
         if snapshot is None:
-            self._result.skip("a batch that was never observed")
+            self._skip(node, "a batch that was never observed")
             raise _Raised
         self._build(snapshot)
         for child in node.children:
@@ -159,14 +168,14 @@ class BatchLife:
         if self._batch is None:
             snapshot = observed(node.event.snapshot("entry"))
             if snapshot is None:
-                self._result.skip("a batch that was never observed")
+                self._skip(node, "a batch that was never observed")
                 raise _Raised
             self._build(snapshot)
             self._edits.after(snapshot)
 
     def _sync(self, node: Node) -> None:
         if self._batch is None:
-            self._result.skip("a batch that was never observed")
+            self._skip(node, "a batch that was never observed")
             raise _Raised
         batch = self._batch
         batch.global_num_tokens_cpu = batch.global_num_tokens_gpu = None
@@ -177,7 +186,12 @@ class BatchLife:
         before = [list(counts) for counts in self._scheduled]
         draft = node.event.text("worker") == "draft"
         function = self._call(
-            node, "init_mlp_sync_metadata", self._site.capabilities.scale, batch, self._schedule, draft
+            node,
+            "init_mlp_sync_metadata",
+            self._site.capabilities.scale,
+            batch,
+            self._schedule,
+            draft,
         )
         aliases = any(batch.global_num_tokens_cpu is counts for counts in self._scheduled)
         after = batch.global_num_tokens_cpu
@@ -226,7 +240,9 @@ class BatchLife:
                 for name in ("replan_equivalent", "planned_bs", "planned_num_tokens")
             }
         else:
+            before = self._take()
             mark(replan_equivalent=bool(equivalent))
+            self._edits.after_unobserved(_changes(before, self._take()))
             values = {
                 "replan_equivalent": equivalent,
                 "planned_bs": self._batch.forward_metadata_planned_bs,
@@ -290,7 +306,7 @@ class BatchLife:
         function = node.event.text("function") or ""
         reason = self._no_plan(node, function)
         if reason is not None:
-            self._result.skip(reason)
+            self._skip(node, reason)
             return
         outcome = self._add("plan", node, {"function": function, "entry": self._take()})
         outcome.values["backend"] = node.event["backend"]
@@ -301,6 +317,8 @@ class BatchLife:
                 self._visit(child)
             return
         worker = node.event.text("worker") or "target"
+        # The backend makes them only on CUDA; where the server had none, neither has the replay.
+        self._wants_context_lens = node.event["paged_mqa_ctx_lens_2d.rows"] is not None
         if function.startswith("pad_"):
             self._run(outcome, node, function, self._plan_alone, outcome)
         else:
@@ -333,7 +351,8 @@ class BatchLife:
     def _plan_backend(self, outcome: Outcome, worker: str, backend_id: int) -> None:
         if self._padded:
             self._site.sharding.prepare(self._batch)
-        outcome.values.update(self._site.planner.plan(self._batch, worker, backend_id))
+        build = self._wants_context_lens
+        outcome.values.update(self._site.planner.plan(self._batch, worker, backend_id, build))
 
     def _remember_plan(self, node: Node, outcome: Outcome) -> None:
         provenance = self._site.provenance
@@ -353,46 +372,64 @@ class BatchLife:
             outcome.chains["num_splits.rows"] = self._plan_chain
         parent_is_wrapper = node.event.integer("parent") is not None and self._plans
         self._plans = [*self._plans, outcome.values] if parent_is_wrapper else [outcome.values]
-        for child, (rows, splits) in zip(node.children, provenance.planned, strict=False):
-            if child.event.kind == "plan":
-                nested: dict[str, Value] = {
-                    **{name: child.event[name] for name in ("backend", "backend_id", "function")},
-                    "planned.rows": rows,
-                    "num_splits.rows": splits,
-                }
-                self._add("plan", child, nested)
+        calls = iter(provenance.planned)
+        for child in node.children:
+            self._nested_in_plan(child, calls)
+
+    def _nested_in_plan(self, child: Node, calls: Iterator[tuple[int, int]]) -> None:
+        """What the hooks saw within a plan: the metadata method, or the kernel it calls."""
+        rows, splits = next(calls, (Absent.NOT_OBSERVED, Absent.NOT_OBSERVED))
+        event = child.event
+        if event.kind == "launch" and event.text("function") == "get_mla_metadata":
+            values = dict(event.values)
+            for name in _HEADER:
+                values.pop(name, None)
+            values.update({"cache_seqlens.rows": rows, "num_splits.rows": splits})
+            self._add("launch", child, values)
+        elif event.kind == "plan":
+            names = ("backend", "backend_id", "function")
+            values = {name: event[name] for name in names}
+            values.update({"planned.rows": rows, "num_splits.rows": splits})
+            self._add("plan", child, values)
+            for inner in child.children:
+                self._nested_in_plan(inner, iter([(rows, splits)]))  # type: ignore[list-item]
 
     def _graph(self, node: Node) -> None:
         self._need_batch(node)
         self._edits.before(self._batch, observed(node.event.snapshot("entry")), node.index)
         reason = self._site.graphs.unable(node.event, self._batch)
         if reason is not None:
-            self._result.skip(reason)
+            self._skip(node, reason)
             return
         outcome = self._add("graph", node, {"entry": self._take()})
         judge = self._site.graphs.judge
         outcome.values.update(
-            self._run(outcome, node, node.event.text("function") or "", judge, node.event, self._batch)
+            self._run(
+                outcome, node, node.event.text("function") or "", judge, node.event, self._batch
+            )
         )
 
     def _launch(self, node: Node) -> None:
         self._need_batch(node)
         event = node.event
         if not (event.text("function") or "").startswith("flash_mla"):
-            self._result.skip(f"launch: {event.text('function')} is not replayed")
+            self._skip(node, f"launch: {event.text('function')} is not replayed")
             return
         if not self._padded:
             self._site.sharding.prepare(self._batch)
         rows = self._site.sharding.query_rows(self._batch)
         plan = self._plan_of(event)
         recorded = event.vector("q.shape")
-        rest = recorded[1:] if recorded else self._site.planner.head_shape(event.text("worker") or "")
+        rest = (
+            recorded[1:] if recorded else self._site.planner.head_shape(event.text("worker") or "")
+        )
         values: dict[str, Value] = {
             name: value for name, value in event.values.items() if name in _LAUNCH_COPIED
         }
         values.update({"q.shape": [rows, *rest], "failed": Absent.NOT_OBSERVED})
         if plan is not None:
             values["num_splits.rows"] = plan.get("num_splits.rows", Absent.NOT_OBSERVED)
+            values["cache_seqlens.rows"] = plan.get("planned.rows", Absent.NOT_OBSERVED)
         outcome = self._add("launch", node, values)
         outcome.chains["q.rows"] = self._query_chain(rows)
         if plan is not None and self._plan_chain:
@@ -495,7 +532,9 @@ _LAUNCH_COPIED = (
     "is_fp8_kvcache",
     "count",
     "k_cache.shape",
+    "tile_scheduler_metadata.rows",
 )
+_HEADER = tuple(column.name for column in schema.HEADER)
 
 
 def _flatten(nodes: list[Node]) -> list[Node]:

@@ -150,15 +150,21 @@ class Planner:
             self._backends[key] = self._capabilities.dsa_class(runner)
         return self._backends[key]
 
-    def plan(self, batch: Any, worker: str, backend_id: int) -> dict[str, Value]:
-        """Run `init_forward_metadata` and read what it made."""
+    def plan(
+        self, batch: Any, worker: str, backend_id: int, context_lens: bool = True
+    ) -> dict[str, Value]:
+        """Run `init_forward_metadata` and read what it made.
+
+        Args:
+            context_lens: also build the DeepGEMM context lengths that the backend makes on CUDA.
+        """
         backend = self.backend(worker, backend_id)
         for name in ("req_to_token_pool", "token_to_kv_pool"):
             # Where a batch carries the pools, the backend reads them there.
             if hasattr(batch, name):
                 setattr(batch, name, getattr(backend, name, None) or self._pools[worker][name])
         backend.init_forward_metadata(batch)
-        return self._read(backend, batch)
+        return self._read(backend, batch, context_lens)
 
     def pad_lengths(self, batch: Any, shard: Callable[[Any, Any], Any]) -> dict[str, Value]:
         """Run the function that pads the plan's lengths, alone, on as many rows as the mode has."""
@@ -219,7 +225,7 @@ class Planner:
             },
         )
 
-    def _read(self, backend: Any, batch: Any) -> dict[str, Value]:
+    def _read(self, backend: Any, batch: Any, context_lens: bool) -> dict[str, Value]:
         metadata = backend.forward_metadata
         values: dict[str, Value] = {}
         for name in _FIELD_ROWS:
@@ -231,7 +237,7 @@ class Planner:
         for name in _INTEGERS:
             value = _field(metadata, name)
             values[name] = value if value is None or isinstance(value, Absent) else int(value)
-        if values["paged_mqa_ctx_lens_2d.rows"] is None:
+        if context_lens and values["paged_mqa_ctx_lens_2d.rows"] is None:
             values["paged_mqa_ctx_lens_2d.rows"] = self._context_lens(backend, batch, metadata)
         planned = self._provenance.planned[-1] if self._provenance.planned else (None, None)
         values["planned.rows"], values["num_splits.rows"] = planned
@@ -240,7 +246,7 @@ class Planner:
     def _context_lens(self, backend: Any, batch: Any, metadata: Any) -> Value:
         """The DeepGEMM context lengths that the backend builds only where CUDA is."""
         build = getattr(backend, "_build_paged_mqa_schedule_2d_ctx_lens", None)
-        if self._facts.device.type == "cpu" or batch.forward_mode.name not in _CONTEXT_LENS_MODES:
+        if batch.forward_mode.name not in _CONTEXT_LENS_MODES:
             return None
         if build is None:
             return Absent.NO_ATTRIBUTE
