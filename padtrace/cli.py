@@ -202,7 +202,7 @@ def replay(
         typer.Option(
             "--sglang",
             metavar="VERSION|PATH",
-            help="A release, the path of a checkout, or 'here'; by default what the file names.",
+            help="A release, a checkout, or 'installed'; by default what the file names.",
         ),
     ] = None,
     kernels: Annotated[

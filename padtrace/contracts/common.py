@@ -77,6 +77,7 @@ def hold(
         process=evidence.column(place.kind, "process")[chosen.rows],
         sign=np.sign(right.values[wrong] - wanted[wrong]),
         modes=chosen.modes if chosen.modes is not None else _no_text(chosen.rows),
+        workers=evidence.column(place.kind, "worker")[chosen.rows],
         backends=backends_of(evidence, chosen),
     )
     if harmless is not None:

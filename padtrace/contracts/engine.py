@@ -56,31 +56,31 @@ def check(
     chosen = _choose(only)
     evidence = Evidence(recording)
     reports = known or KnownReports.shipped()
-    groups: list[Group] = []
-    findings: list[Finding] = []
-    tolerated: list[Group] = []
+    collected: dict[tuple[object, ...], Group] = {}
+    kept: dict[tuple[object, ...], list[Finding]] = {}
     evaluated: dict[str, int] = {}
     skipped: dict[str, dict[str, int]] = {}
-    cut = 0
     for contract in chosen:
         result = contract.evaluate(evidence)
         evaluated[contract.id] = result.evaluated
         skipped[contract.id] = result.skipped
         for group, members in _groups(evidence, contract, result, reports):
-            if group.first.tolerated and not strict:
-                tolerated.append(group)
-                continue
-            group.first.group = len(groups)
-            groups.append(group)
-            findings.extend(members)
-            cut += group.count - len(members)
+            key = _key(group.first)
+            if key in collected:
+                _merge(collected[key], group)
+            else:
+                collected[key] = group
+            kept.setdefault(key, []).extend(members)
+    loud = {key: not group.first.tolerated or strict for key, group in collected.items()}
+    groups = sorted((g for key, g in collected.items() if loud[key]), key=_rank)
+    tolerated = [group for key, group in collected.items() if not loud[key]]
+    findings = [f for key, fs in kept.items() if loud[key] for f in fs[:MAX_PER_SIGNATURE]]
+    findings.sort(key=lambda finding: _ORDER[finding.severity])
+    cut = sum(group.count for group in groups) - len(findings)
     asked = tuple(sorted(only)) if only else ALWAYS_NEEDED
     seen = all(evaluated.get(name, 0) for name in asked)
     wrong = any(strict or group.first.severity is not Severity.SUSPECT for group in groups)
     verdict = DIVERGENT if wrong else CLEAN if seen else NOTHING_OBSERVED
-    order = sorted(range(len(groups)), key=lambda i: _rank(groups[i]))
-    groups = [groups[i] for i in order]
-    findings.sort(key=lambda finding: _ORDER[finding.severity])
     return Report(findings, groups, tolerated, evaluated, skipped, cut, verdict, asked)
 
 
@@ -99,6 +99,23 @@ def _choose(only: set[str] | None) -> list[Contract]:
 
 def _rank(group: Group) -> tuple[int, str, int]:
     return (_ORDER[group.first.severity], group.first.contract, -group.count)
+
+
+def _key(finding: Finding) -> tuple[object, ...]:
+    """What makes two findings one signature, whatever the kernel did about them."""
+    return (
+        *(finding.contract, finding.left.name, finding.right.name, finding.sign, finding.mode),
+        *(finding.worker, finding.planned, finding.tolerated, finding.severity),
+    )
+
+
+def _merge(group: Group, other: Group) -> None:
+    group.count += other.count
+    group.ranks = sorted({*group.ranks, *other.ranks})
+    steps = [s for s in (group.first_step, other.first_step) if s is not None]
+    ends = [s for s in (group.last_step, other.last_step) if s is not None]
+    group.first_step = min(steps, default=None)
+    group.last_step = max(ends, default=None)
 
 
 def _groups(

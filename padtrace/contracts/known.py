@@ -129,7 +129,7 @@ def _matches(signature: Signature, evidence: Evidence, finding: Finding) -> bool
         (signature.modes, finding.mode),
         (signature.workers, finding.worker),
         (signature.events, finding.event),
-        (signature.functions, finding.left.name),
+        (signature.functions, _function(evidence, finding)),
         (signature.roles, role),
         (signature.devices, facts.device.type),
     ]
@@ -139,6 +139,14 @@ def _matches(signature: Signature, evidence: Evidence, finding: Finding) -> bool
         and facts.parallel.attn_tp_size >= signature.min_attn_tp
         and facts.parallel.attn_cp_size >= signature.min_attn_cp
     )
+
+
+def _function(evidence: Evidence, finding: Finding) -> str | None:
+    """The function an error left, without its module."""
+    if finding.event != "error":
+        return None
+    name = evidence.text(int(evidence.column("error", "function")[finding.row]))
+    return name.rsplit(".", 1)[-1] if name else None
 
 
 def _allows(allowed: list[str] | str | None, value: str | None) -> bool:

@@ -146,7 +146,6 @@ class Finding:
     sentence: str = ""
     known_reports: list[str] = field(default_factory=list)
     avoid: list[str] = field(default_factory=list)
-    group: int = 0
 
     @property
     def sign(self) -> str:

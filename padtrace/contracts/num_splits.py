@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -66,7 +67,7 @@ def _judged(
     result = result or Evaluation()
     launches = launch_sites(evidence)
     num_splits = evidence.column("launch", "num_splits.rows")
-    without = num_splits == NONE_CODE
+    without = (num_splits == NONE_CODE) & present(launches.q_rows)
     result.skip(NO_SPLITS, int(without.sum()))
     judged = present(num_splits) & present(launches.q_rows)
     yield launches.select(judged), num_splits[judged]
@@ -158,14 +159,14 @@ def sentence(evidence: Evidence, finding: Finding) -> str:
             f"{head}: a FlashMLA call of {who} got q of {q_rows} rows; the plan that made "
             "num_splits was not recorded"
         )
-    planned = wording.planned_rows(evidence, finding)
+    planned = wording.rows(wording.planned_rows(evidence, finding))
     if finding.pad_row < 0:
         return (
-            f"{head}: the FlashMLA metadata of {who} were planned for {planned} rows, "
+            f"{head}: the FlashMLA metadata of {who} were planned for {planned}, "
             f"the call has q of {q_rows} rows and no pad was recorded"
         )
     return (
-        f"{head}: the FlashMLA metadata of {who} were planned for {planned} rows "
+        f"{head}: the FlashMLA metadata of {who} were planned for {planned} "
         f"{finding.planned} {wording.pad_made(evidence, finding)}"
     )
 
@@ -179,7 +180,6 @@ class RowPair:
     q_rows: int
     num_splits: int
     planned: str | None
-    count: int
 
     @property
     def needs(self) -> int:
@@ -192,10 +192,10 @@ class RowPair:
         return "shorter" if self.num_splits < self.needs else "longer"
 
 
-def row_pairs(recording: Recording) -> list[RowPair]:
-    """Every pair of numbers that PT101 judged, those that disagree first, then by frequency."""
+def row_pairs(recording: Recording) -> list[tuple[RowPair, int]]:
+    """Every pair of numbers that PT101 judged and how often, those that disagree first."""
     evidence = Evidence(recording)
-    pairs: list[RowPair] = []
+    counted: Counter[RowPair] = Counter()
     for sites, num_splits in _judged(evidence):
         worker = evidence.column(sites.kind, "worker")[sites.rows]
         columns = [modes_of(evidence, sites), worker, sites.q_rows, num_splits]
@@ -203,17 +203,18 @@ def row_pairs(recording: Recording) -> list[RowPair]:
         distinct, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
         for row, count in zip(distinct.T.tolist(), counts.tolist(), strict=True):
             mode, who, q_rows, splits, before = row
-            pairs.append(
+            counted[
                 RowPair(
                     mode=evidence.text(mode) or "unknown",
                     worker=evidence.text(who) or "unknown",
                     q_rows=q_rows,
                     num_splits=splits,
                     planned=PLANNED.get(before),
-                    count=count,
                 )
-            )
-    return sorted(pairs, key=lambda pair: (pair.sign == "agree", -pair.count, pair.mode))
+            ] += count
+    return sorted(
+        counted.items(), key=lambda item: (item[0].sign == "agree", -item[1], item[0].mode)
+    )
 
 
 PAGE = """

@@ -24,7 +24,7 @@ class Tolerance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         field: the column it is about, as findings name it.
         backends: attention backends by class; empty for all.
         sign: shorter or longer.
-        modes: forward modes; empty for all.
+        modes, workers: forward modes and workers; empty for all.
         not_on: device types where it does not hold.
         first_release, last_release: SGLang releases it holds for, both included.
         why: what takes care of the difference.
@@ -37,6 +37,7 @@ class Tolerance(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     backends: list[str] = []
     sign: str | None = None
     modes: list[str] = []
+    workers: list[str] = []
     not_on: list[str] = []
     first_release: str | None = None
     last_release: str | None = None
@@ -56,12 +57,13 @@ def declared(
     process: Int64Array,
     sign: Int64Array,
     modes: Int64Array,
+    workers: Int64Array,
     backends: Int64Array,
 ) -> Int64Array:
     """Which entry of the table declares a difference of `field` harmless, -1 where none does.
 
     Args:
-        process, modes, backends: per violation; string ids for the last two.
+        process, modes, workers, backends: per violation; string ids but for the first.
         sign: negative where the field is shorter than it must be.
     """
     declaring = np.full(process.shape, -1, dtype=np.int64)
@@ -73,6 +75,8 @@ def declared(
             fits &= (sign < 0) == (entry.sign == "shorter")
         if entry.modes:
             fits &= evidence.is_text(modes, *entry.modes)
+        if entry.workers:
+            fits &= evidence.is_text(workers, *entry.workers)
         if entry.backends:
             fits &= evidence.is_text(backends, *entry.backends)
         if entry.not_on or entry.first_release or entry.last_release:

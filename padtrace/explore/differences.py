@@ -20,7 +20,9 @@ from padtrace.recording.model import Recording, Value, json_value
 MAX_DIFFERENCES = 1000
 _MAX_NAMES = 1 << 30
 # What tells events of one batch apart besides their order; elsewhere releases rename functions.
-_NAMING = frozenset({("plan", "function"), ("pad", "function"), ("graph", "runner")})
+_NAMING = frozenset(
+    {("plan", "function"), ("pad", "function"), ("launch", "function"), ("graph", "runner")}
+)
 NOT_COMPARED = frozenset(
     {"process", "batch", "forward", "enter_seq", "exit_seq", "parent", "t_ns", "backend_id"}
 )

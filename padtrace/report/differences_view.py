@@ -16,6 +16,7 @@ from padtrace.report.terminal import plural
 
 MAX_FIELDS = 20
 MAX_EDITS = 12
+_WIDE = 110  # columns from which the place of the first difference has room
 
 
 def headline(result: Differences) -> str:
@@ -60,8 +61,12 @@ def print_fields(out: Console, result: Differences) -> None:
     if not result.by_field:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("field", "left", "right", "first at"):
+    table.add_column("field", no_wrap=True)
+    for heading in ("left", "right"):
         table.add_column(heading, overflow="fold")
+    wide = out.width >= _WIDE
+    if wide:
+        table.add_column("first at", overflow="fold")
     table.add_column("times", justify="right", no_wrap=True)
     first: dict[str, Difference] = {}
     for difference in result.differences:
@@ -70,7 +75,7 @@ def print_fields(out: Console, result: Differences) -> None:
     for name, count in ordered[:MAX_FIELDS]:
         example = first.get(name)
         cells = ("", "", "") if example is None else _cells(example)
-        table.add_row(name, *cells, f"{count:,}")
+        table.add_row(name, *cells[: 3 if wide else 2], f"{count:,}")
     out.print(Padding(table, (0, 0, 1, 2)))
     if len(ordered) > MAX_FIELDS:
         out.print(f"  {len(ordered) - MAX_FIELDS} more fields: see --json\n")

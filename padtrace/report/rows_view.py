@@ -25,12 +25,12 @@ def print_rows(out: Console, recording: Recording) -> None:
     table.add_column("sign")
     table.add_column("planned")
     table.add_column("times", justify="right", no_wrap=True)
-    for pair in pairs[:MAX_LINES]:
-        table.add_row(*_cells(pair))
+    for pair, count in pairs[:MAX_LINES]:
+        table.add_row(*_cells(pair), f"{count:,}")
     out.print(Padding(table, (0, 0, 1, 2)))
     rest = pairs[MAX_LINES:]
     if rest:
-        agree = sum(pair.count for pair in rest)
+        agree = sum(count for _, count in rest)
         out.print(
             Padding(Text(f"{len(rest)} more kinds of forward ({agree:,} times)"), (0, 0, 1, 2))
         )
@@ -45,5 +45,4 @@ def _cells(pair: RowPair) -> tuple[str | Text, ...]:
         str(pair.needs),
         Text(pair.sign, style=style),
         pair.planned.removesuffix(" the pad") if pair.planned else "",
-        f"{pair.count:,}",
     )

@@ -162,8 +162,8 @@ def _evidence(recording: Recording, group: Group, known: KnownReports) -> Render
     parting = parted_at(finding)
     if parting:
         table.add_row("parted", parting)
-    for line in finding.avoid:
-        table.add_row("avoid", line)
+    for position, line in enumerate(finding.avoid):
+        table.add_row("" if position else "avoid", line)
     for report_id in finding.known_reports:
         entry = known.get(report_id)
         if entry is not None:
@@ -264,13 +264,13 @@ def _tolerated(out: Console, report: Report) -> None:
         return
     out.print(Text("declared harmless (--strict counts these)", style="bold"))
     table = _grid()
-    for (contract, why), groups in _by_reason(report.tolerated).items():
+    for contract, groups in _by_contract(report.tolerated).items():
         total = sum(group.count for group in groups)
         others = dict.fromkeys(_field(group) for group in groups[1:])
         others.pop(_field(groups[0]), None)
         likewise = f"; likewise {', '.join(others)}" if others else ""
         table.add_row(contract, f"{groups[0].first.sentence}{likewise} ({total:,} in all)")
-        table.add_row("", Text(why, style="dim"))
+        table.add_row("", Text(groups[0].first.tolerated or "", style="dim"))
     out.print(Padding(table, (0, 0, 1, 2)))
 
 
@@ -278,8 +278,8 @@ def _field(group: Group) -> str:
     return group.first.right.name.split(" after ", 1)[0].removesuffix(".rows")
 
 
-def _by_reason(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
-    found: dict[tuple[str, str], list[Group]] = {}
+def _by_contract(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    found: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault((group.first.contract, group.first.tolerated or ""), []).append(group)
+        found.setdefault(group.first.contract, []).append(group)
     return found
