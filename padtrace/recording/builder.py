@@ -82,12 +82,14 @@ class RecordingBuilder:
         return row
 
     def _code(self, column_type: schema.ColumnType, value: Value) -> int:
+        if value.__class__ is int:
+            return value  # type: ignore[return-value]
         if value is Absent.NOT_OBSERVED:
             return NOT_OBSERVED_CODE
         if isinstance(value, str):
             return self._strings.setdefault(value, len(self._strings))
         if isinstance(value, dict):
-            return self._snapshot(value)
+            return self.snapshot_row(value)
         if isinstance(value, (list, tuple)):
             if column_type is schema.ColumnType.STRINGS:
                 return self._vector([self._code(schema.ColumnType.STRING, v) for v in value])
@@ -98,17 +100,21 @@ class RecordingBuilder:
         key = tuple(int(value) for value in values)
         return self._vectors.setdefault(key, len(self._vectors))
 
-    def _snapshot(self, values: Mapping[str, Value]) -> int:
+    def snapshot_row(self, values: Mapping[str, Value]) -> int:
+        """Store a snapshot; returns its row, which a SNAPSHOT column takes instead of the values."""
         columns = schema.SNAPSHOT.columns
-        unknown = values.keys() - {column.name for column in columns}
-        if unknown:
-            raise KeyError(f"a snapshot has no column {sorted(unknown)}")
+        if values.keys() - _SNAPSHOT_NAMES:
+            raise KeyError(f"a snapshot has no column {sorted(values.keys() - _SNAPSHOT_NAMES)}")
         key = tuple(
             self._code(column.type, values.get(column.name, Absent.NOT_OBSERVED))
             for column in columns
         )
-        if key not in self._snapshots:
-            self._snapshots[key] = len(self._snapshots)
+        row = self._snapshots.get(key)
+        if row is None:
+            row = self._snapshots[key] = len(self._snapshots)
             for target, code in zip(self._rows["snapshot"], key, strict=True):
                 target.append(code)
-        return self._snapshots[key]
+        return row
+
+
+_SNAPSHOT_NAMES = frozenset(schema.SNAPSHOT.names())
