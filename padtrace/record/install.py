@@ -241,6 +241,11 @@ def wrap_attribute(holder: Any, name: str, hooked: Around) -> None:
     raw: Any = vars(holder).get(name, _MISSING) if isinstance(holder, type) else _MISSING
     kind = type(raw) if isinstance(raw, (classmethod, staticmethod)) else None
     original = raw.__func__ if kind is not None else getattr(holder, name)
+    if not isinstance(holder, type):
+        # One Python call less than a wrapper of our own: kernels are called once per layer.
+        bound = functools.partial(hooked, original)
+        setattr(holder, name, functools.update_wrapper(bound, original))
+        return
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:

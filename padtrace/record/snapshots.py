@@ -43,7 +43,10 @@ _ATTRIBUTES = {
 _COUNTED = ("lora_ids.rows", "tbo_children")
 # Below this a list of Python integers is cheaper than two reductions in torch.
 _SHORT = 64
+# How many forwards start from the same usual values before they are looked up again.
+_REFRESH = 64
 _MISSING = object()
+_ODD = object()
 _NO_LENGTHS = (NONE_CODE, NONE_CODE)
 _UNKNOWN_LENGTHS = (NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
 
@@ -51,28 +54,27 @@ NO_SNAPSHOT = (NOT_OBSERVED_CODE,) * len(_NAMES)
 
 
 class Snapshot:
-    """One look: scalars in schema order, a vector's place holding its length, and the vectors."""
+    """One look at one object, and what it saw there, to compare the next look with.
 
-    __slots__ = ("scalars", "values")
+    Attributes:
+        scalars: in schema order, a vector's place holding its length.
+        values: the vectors, one after the other.
+        owner, raw, copies, counts, spec_raw: whose attributes were looked at, the values as they
+            are, the vectors by content and the other lists by length (both change in place), and
+            the values of the speculative input.
+    """
+
+    __slots__ = ("copies", "counts", "owner", "raw", "scalars", "spec_raw", "values")
+
+    owner: Any
+    raw: tuple[Any, ...]
+    copies: tuple[Any, ...]
+    counts: list[int]
+    spec_raw: tuple[Any, ...]
 
     def __init__(self, scalars: list[int], values: list[int]) -> None:
         self.scalars = scalars
         self.values = values
-
-
-class _Look:
-    """What the last look at one object saw, with the objects themselves."""
-
-    __slots__ = ("lengths", "lists", "owner", "raw", "snapshot", "spec_class", "spec_raw")
-
-    def __init__(self, owner: Any, raw: tuple[Any, ...], snapshot: Snapshot) -> None:
-        self.owner = owner
-        self.raw = raw
-        self.snapshot = snapshot
-        self.lists: list[Any] = []
-        self.lengths: tuple[int, int] | None = None
-        self.spec_class: type | None = None
-        self.spec_raw: tuple[Any, ...] = ()
 
 
 class _SpecReader:
@@ -95,8 +97,15 @@ class _SpecReader:
                     names.append(attribute)
                     self.places.append(place)
                     self.converters.append(rows_of if name.endswith(".rows") else integer_of)
-        # The class itself makes it a tuple even for one attribute or none.
+        # The class makes a change of it show, and a tuple of even one attribute or none.
         self.get = attrgetter("__class__", "__class__", *names)
+
+    def fill(self, scalars: list[int], raw: tuple[Any, ...]) -> None:
+        """Put the columns of one speculative input in; `raw` is what `get` gave."""
+        for place, code in self.codes.items():
+            scalars[place] = code
+        for place, convert, value in zip(self.places, self.converters, raw[2:], strict=True):
+            scalars[place] = convert(value)
 
 
 def attribute_of(column: str, there: Collection[str]) -> str:
@@ -109,10 +118,12 @@ def rows_of(value: Any) -> int:
     """shape[0] of a tensor, len() of a list; a value of another kind was not observed."""
     if value is None:
         return NONE_CODE
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else NOT_OBSERVED_CODE
-    return len(value) if isinstance(value, (list, tuple)) else NOT_OBSERVED_CODE
+    if value.__class__ is list:
+        return len(value)
+    try:
+        return value.shape[0]  # type: ignore[no-any-return]
+    except (AttributeError, IndexError, TypeError):
+        return len(value) if isinstance(value, tuple) else NOT_OBSERVED_CODE
 
 
 def width_of(value: Any) -> int:
@@ -172,23 +183,63 @@ class SnapshotTaker:
         present = [column for column in self._columns if column[0] in there]
         vectors = [column for column in present if _NAMES[column[1]] in _VECTORS]
         counted = [column for column in present if _NAMES[column[1]] in _COUNTED]
-        plain = [column for column in present if column not in vectors + counted]
-        lists = vectors + counted
-        self._vector_count = len(vectors)
-        self._places = [place for _, place, _ in plain]
-        self._converters = [convert for _, _, convert in plain]
-        self._indices = range(len(plain))
-        self._get = itemgetter(*(attribute for attribute, _, _ in plain))
-        self._list_places = [place for _, place, _ in lists]
-        self._list_attributes = [attribute for attribute, _, _ in lists]
-        self._get_lists = itemgetter(*self._list_attributes)
-        self.forget()
+        tensors = [column for column in present if column[2] is rows_of and column not in counted]
+        plain = [c for c in present if c not in vectors and c not in counted and c not in tensors]
+        ordered = tensors + plain + vectors + counted
+        self._attributes = [attribute for attribute, _, _ in ordered]
+        self._places = [place for _, place, _ in ordered]
+        self._converters = [convert for _, _, convert in ordered]
+        self._tensor_count = len(tensors)
+        self._plain_count = first = len(tensors) + len(plain)
+        self._list_places = self._places[first:]
+        self._vectors = slice(first, first + len(vectors))
+        self._counted = slice(first + len(vectors), len(ordered))
+        self._mirror = self._attributes.index("seq_lens_cpu")
+        self._indices = range(len(ordered) + 1)
+        # The last one fetched is the speculative input, which has columns of its own.
+        self._get = itemgetter(*self._attributes, "spec_info")
+        self._nothing = self._start = self._nothing_seen(len(vectors), len(counted))
+        self._looks = [self._start, self._start]
+        self._last = self._forwards = 0
+
+    def _nothing_seen(self, vectors: int, counted: int) -> Snapshot:
+        """What the first look starts from: an object in which everything is None."""
+        scalars = self._blank.copy()
+        for place in self._places:
+            scalars[place] = NONE_CODE
+        scalars[_MAX], scalars[_SUM] = _NO_LENGTHS
+        reader = self._spec_reader(None)
+        nothing = Snapshot(scalars, [])
+        nothing.owner = None
+        nothing.raw = (None,) * len(self._indices)
+        nothing.copies = (None,) * vectors
+        nothing.counts = [NONE_CODE] * counted
+        nothing.spec_raw = reader.get(None)
+        reader.fill(scalars, nothing.spec_raw)
+        return nothing
 
     def forget(self) -> None:
         """Let go of the objects of the last looks, so that no tensor lives longer than before."""
-        nothing = _Look(None, (_MISSING,) * len(self._places), Snapshot(self._blank, []))
-        self._looks = [nothing, nothing]
+        if self._forwards % _REFRESH == 0:
+            self._start = self._usual(self._looks[self._last])
+        self._forwards += 1
+        self._looks = [self._start, self._start]
         self._last = 0
+
+    def _usual(self, look: Snapshot) -> Snapshot:
+        """A start for the next looks: plain values as they were, no tensor and no list."""
+        nothing = self._nothing
+        usual = Snapshot(nothing.scalars.copy(), [])
+        usual.owner = None
+        usual.copies, usual.counts = nothing.copies, nothing.counts
+        usual.spec_raw = nothing.spec_raw
+        raw = list(nothing.raw)
+        for i in range(self._tensor_count, self._plain_count):
+            if isinstance(look.raw[i], int):
+                raw[i] = look.raw[i]
+                usual.scalars[self._places[i]] = look.scalars[self._places[i]]
+        usual.raw = tuple(raw)
+        return usual
 
     def take(self, batch: Any) -> Snapshot:
         """The snapshot of a batch; the very same object as last time if nothing changed.
@@ -198,113 +249,116 @@ class SnapshotTaker:
         fields = batch.__dict__
         try:
             raw = self._get(fields)
-            lists = self._get_lists(fields)
-            spec, mirror = fields["spec_info"], fields["seq_lens_cpu"]
         except KeyError:
             return self._take_partial(batch)
         look = self._looks[self._last]
         if look.owner is not fields:
+            # SGLang goes back and forth between a batch and its padded copy.
             self._last = 1 - self._last
             if self._looks[self._last].owner is fields:
                 look = self._looks[self._last]
-        scalars = None
-        for i in compress(self._indices, map(is_not, raw, look.raw)):
-            if scalars is None:
-                scalars = look.snapshot.scalars.copy()
-            scalars[self._places[i]] = self._converters[i](raw[i])
-        contents = self._contents(lists)
-        lengths = lengths_of(mirror) if mirror is not None else _NO_LENGTHS
-        spec_class = spec.__class__
-        reader = self._spec_readers.get(spec_class) or self._spec_reader(spec)
-        spec_raw = reader.get(spec)
-        same = (
-            contents == look.lists
-            and lengths == look.lengths
-            and spec_class is look.spec_class
-            and not any(map(is_not, spec_raw, look.spec_raw))
-        )
-        if same and scalars is None:
-            if look.owner is fields:
-                return look.snapshot
-            snapshot = look.snapshot
+        changed = list(compress(self._indices, map(is_not, raw, look.raw)))
+        if changed or look.owner is not fields:
+            return self._look_again(fields, raw, look, changed)
+        spec = raw[-1]
+        if spec is not None:
+            spec_raw = self._spec_readers[spec.__class__].get(spec)
+            if any(map(is_not, spec_raw, look.spec_raw)):
+                return self._look_again(fields, raw, look, changed)
+        # The very lists that were checked when first seen, so only integers are compared here.
+        if raw[self._vectors] != look.copies or self._counts(raw) != look.counts:
+            return self._look_again(fields, raw, look, changed)
+        return look
+
+    def _look_again(
+        self, fields: dict[str, Any], raw: tuple[Any, ...], before: Snapshot, changed: list[int]
+    ) -> Snapshot:
+        """Convert what is another object now, starting from an earlier snapshot."""
+        scalars = before.scalars.copy()
+        look = Snapshot(scalars, before.values)
+        look.owner = fields
+        look.raw = raw
+        lists_changed = self._convert(raw, changed, scalars)
+        mirror = raw[self._mirror]
+        if mirror is not before.raw[self._mirror]:
+            scalars[_MAX], scalars[_SUM] = _NO_LENGTHS if mirror is None else lengths_of(mirror)
+        vectors = raw[self._vectors]
+        look.counts = self._counts(raw)
+        if lists_changed or vectors != before.copies or look.counts != before.counts:
+            look.copies = tuple([_copy(vector) for vector in vectors])
+            look.values = self._fill_lists(scalars, look)
         else:
-            snapshot = Snapshot(scalars or look.snapshot.scalars.copy(), look.snapshot.values)
-            if not same:
-                self._fill(snapshot, contents, lengths, reader, spec_raw)
-        self._remember(fields, raw, snapshot, contents, lengths, spec_class, spec_raw)
-        return snapshot
-
-    def _remember(
-        self,
-        fields: dict[str, Any],
-        raw: tuple[Any, ...],
-        snapshot: Snapshot,
-        contents: list[Any],
-        lengths: tuple[int, int],
-        spec_class: type,
-        spec_raw: tuple[Any, ...],
-    ) -> None:
-        look = _Look(fields, raw, snapshot)
-        look.lists = contents
-        look.lengths = lengths
-        look.spec_class = spec_class
-        look.spec_raw = spec_raw
+            look.copies = before.copies
+        spec = raw[-1]
+        if spec is None and before.raw[-1] is None:
+            look.spec_raw = before.spec_raw
+        else:
+            reader = self._spec_readers.get(spec.__class__) or self._spec_reader(spec)
+            look.spec_raw = reader.get(spec)
+            reader.fill(scalars, look.spec_raw)
         self._looks[self._last] = look
+        return look
 
-    def _fill(
-        self,
-        snapshot: Snapshot,
-        contents: list[Any],
-        lengths: tuple[int, int],
-        reader: _SpecReader,
-        spec_raw: tuple[Any, ...],
-    ) -> None:
-        """Put in the columns that are not simply one attribute."""
-        scalars = snapshot.scalars
+    def _convert(self, raw: tuple[Any, ...], changed: list[int], scalars: list[int]) -> bool:
+        """Convert the attributes at these indices; whether a list is among them."""
+        places, converters = self._places, self._converters
+        tensors, plain = self._tensor_count, self._plain_count
+        for i in changed:
+            value = raw[i]
+            if value is None:
+                if i >= plain:
+                    return True
+                scalars[places[i]] = NONE_CODE
+            elif i < tensors:
+                try:
+                    scalars[places[i]] = value.shape[0]
+                except (AttributeError, IndexError, TypeError):
+                    scalars[places[i]] = rows_of(value)
+            elif i < plain:
+                scalars[places[i]] = converters[i](value)
+            else:
+                return True
+        return False
+
+    def _counts(self, raw: tuple[Any, ...]) -> list[int]:
+        return [NONE_CODE if v is None else len(v) for v in raw[self._counted]]
+
+    def _fill_lists(self, scalars: list[int], look: Snapshot) -> list[int]:
         values: list[int] = []
-        for place, content in zip(self._list_places, contents, strict=True):
-            if content.__class__ is list:
+        places = iter(self._list_places)
+        for content in look.copies:
+            place = next(places)
+            if content is None:
+                scalars[place] = NONE_CODE
+            elif content.__class__ is list:
                 scalars[place] = len(content)
                 values += content
             else:
-                scalars[place] = content
-        snapshot.values = values
-        scalars[_MAX], scalars[_SUM] = lengths
-        for place, code in reader.codes.items():
-            scalars[place] = code
-        values_of_spec = spec_raw[2:]
-        for place, convert, value in zip(
-            reader.places, reader.converters, values_of_spec, strict=True
-        ):
-            scalars[place] = convert(value)
-
-    def _contents(self, lists: tuple[Any, ...]) -> list[Any]:
-        """Copies of the vectors, then the lengths of the lists that are only counted."""
-        count = self._vector_count
-        contents: list[Any] = [
-            NONE_CODE if value is None else value[:] if _is_integers(value) else NOT_OBSERVED_CODE
-            for value in lists[:count]
-        ]
-        for value in lists[count:]:
-            contents.append(NONE_CODE if value is None else len(value))
-        return contents
+                scalars[place] = NOT_OBSERVED_CODE
+        for count in look.counts:
+            scalars[next(places)] = count
+        return values
 
     def _take_partial(self, batch: Any) -> Snapshot:
         """Of an object that has only some of the attributes, such as a graph runner's view."""
         snapshot = Snapshot(self._blank.copy(), [])
+        scalars = snapshot.scalars
+        value: Any
         for attribute, place, convert in self._columns:
             value = getattr(batch, attribute, _MISSING)
-            if value is not _MISSING and _NAMES[place] not in _VECTORS:
-                snapshot.scalars[place] = convert(value)
-        lists = tuple(getattr(batch, name, None) for name in self._list_attributes)
+            if value is _MISSING:
+                continue
+            if _is_integers(value):
+                scalars[place] = len(value)
+                if _NAMES[place] in _VECTORS:
+                    snapshot.values += value
+            else:
+                scalars[place] = convert(value)
         mirror = getattr(batch, "seq_lens_cpu", None)
-        lengths = _NO_LENGTHS if mirror is None else lengths_of(mirror)
+        scalars[_MAX], scalars[_SUM] = _NO_LENGTHS if mirror is None else lengths_of(mirror)
         spec = getattr(batch, "spec_info", None)
         reader = self._spec_reader(spec)
-        self._fill(snapshot, self._contents(lists), lengths, reader, reader.get(spec))
-        for place, name in zip(self._list_places, self._list_attributes, strict=True):
-            if not hasattr(batch, name):
-                snapshot.scalars[place] = NO_ATTRIBUTE_CODE
+        reader.fill(scalars, reader.get(spec))
         return snapshot
 
     def _spec_reader(self, spec: Any) -> _SpecReader:
@@ -335,10 +389,17 @@ def lengths_of(mirror: Any) -> tuple[int, int]:
     """Maximum and sum of seq_lens_cpu; read only if it is really on the host."""
     if not getattr(mirror, "is_cpu", False):
         return _UNKNOWN_LENGTHS
-    if mirror.numel() > _SHORT:
+    if mirror.shape[0] > _SHORT:
         return int(mirror.max()), int(mirror.sum())
     values = mirror.tolist()
     return (max(values), sum(values)) if values else (0, 0)
+
+
+def _copy(vector: Any) -> Any:
+    """A list of integers by content; anything else but None is not looked into."""
+    if vector is None:
+        return None
+    return vector[:] if _is_integers(vector) else _ODD
 
 
 def _is_integers(value: Any) -> bool:

@@ -33,6 +33,7 @@ _ALIASES = {
     "kv_cache": "k_cache",
     "context_lens": "cache_seqlens",
 }
+_SHAPED = ("q", "num_splits", "cache_seqlens", "block_table", "indices", "k_cache")
 _DEEP_GEMM = ("fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata")
 
 
@@ -43,16 +44,48 @@ class RowAlarm(Protocol):
 
 
 class _Launch:
-    """One shape of call within one forward."""
+    """One shape of call within one forward, and the tensors it was last called with.
 
-    __slots__ = ("count", "exit_seq", "extra_pairs", "frame", "seen")
+    An equal call is told sooner by the plan's tensors, which are the same objects in every layer,
+    than by all shapes: with those and the shapes of q and indices the same, block table and cache
+    cannot differ in the rows that the kernel takes.
+    """
 
-    def __init__(self, frame: Frame, seen: tuple[Any, ...]) -> None:
+    __slots__ = (
+        "cache_seqlens",
+        "count",
+        "exit_seq",
+        "extra_pairs",
+        "frame",
+        "indices_shape",
+        "inside",
+        "num_splits",
+        "q_shape",
+        "seen",
+    )
+
+    def __init__(self, frame: Frame, seen: tuple[Any, ...], inside: Frame | None) -> None:
         self.frame = frame
         self.seen = seen
+        self.inside = inside
         self.count = 1
         self.exit_seq = NOT_OBSERVED_CODE
         self.extra_pairs: tuple[int, ...] = ()
+
+    def remember(self, given: dict[str, Any]) -> None:
+        """Keep what the next call is compared with; positional calls are compared in full."""
+        self.num_splits = given.get("num_splits", self)
+        self.cache_seqlens = given.get("cache_seqlens")
+        self.q_shape = _shape(given.get("q"))
+        self.indices_shape = _shape(given.get("indices"))
+
+    def same_shapes(self, given: dict[str, Any]) -> bool:
+        if given["q"].shape != self.q_shape:
+            return False
+        indices = given.get("indices")
+        if indices is None:
+            return self.indices_shape is None
+        return bool(indices.shape == self.indices_shape)
 
 
 class LaunchProbe:
@@ -69,14 +102,18 @@ class LaunchProbe:
         self._aliased = function in _DEEP_GEMM
         self._alarm = alarm
         self._dtypes: dict[Any, int] = {}
+        self._number = -1
         self._launches: list[_Launch] = []
         self._last: _Launch | None = None
         self._now: _Launch | None = None
 
     def around(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
-        """Like `hooks.around`, but nearly free for an equal call of the same forward."""
+        """Like `hooks.around`, but nearly free for an equal call of the same forward.
+
+        Written out in one piece: it runs once per layer.
+        """
         running, guard = self._running, self._state.guard
-        count, number = self._state.writer.count, hook.number
+        self._number = hook.number
 
         def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -85,8 +122,20 @@ class LaunchProbe:
             depth = len(running)
             if hook.alive:
                 try:
-                    count(number)
-                    frame = self._before(args, kwargs)
+                    last = self._last
+                    if (
+                        last is not None
+                        and last.num_splits is kwargs.get("num_splits")
+                        and last.cache_seqlens is kwargs.get("cache_seqlens")
+                        and last.same_shapes(kwargs)
+                        and depth
+                        and last.inside is running[-1]
+                    ):
+                        last.count += 1
+                        frame = last.frame
+                        running.append(frame)
+                    else:
+                        frame = self._before(args, kwargs)
                 except Exception as error:
                     hook.lose(error, depth)
             if frame is None:
@@ -96,9 +145,11 @@ class LaunchProbe:
             else:
                 with guard:
                     result = original(*args, **kwargs)
-            if hook.alive:
+            if running and running[-1] is frame:
+                running.pop()
+            if self._now is not None and hook.alive:
                 try:
-                    self._after(frame, result)
+                    self._after(self._now, result)
                 except Exception as error:
                     hook.lose(error, depth)
             return result
@@ -107,10 +158,11 @@ class LaunchProbe:
 
     def finish(self) -> None:
         """Write how often each launch of this forward happened."""
-        for launch in self._launches:
-            self._complete(launch, 0)
-        self._launches.clear()
-        self._last = self._now = None
+        if self._launches:
+            for launch in self._launches:
+                self._complete(launch, 0)
+            self._launches.clear()
+            self._last = self._now = None
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         if args:
@@ -118,52 +170,39 @@ class LaunchProbe:
         if self._aliased:
             kwargs = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
         seen = self._shapes(kwargs)
-        running = self._running
-        last = self._last
-        if last is None or last.seen != seen:
-            last = next((known for known in self._launches if known.seen == seen), None)
-        if last is None:
-            last = self._first(seen, kwargs)
+        launch = next((known for known in self._launches if known.seen == seen), None)
+        if launch is None:
+            launch = self._now = self._first(seen, kwargs)
         else:
-            last.count += 1
-            running.append(last.frame)
-        self._last = self._now = last
-        return last.frame
+            launch.count += 1
+            self._running.append(launch.frame)
+        launch.remember(kwargs)
+        self._last = launch
+        return launch.frame
 
-    def _after(self, frame: Frame, result: Any) -> None:
-        running = self._running
-        launch = self._now
-        if launch is None or launch.frame is not frame:
-            self._state.leave(frame)
-            return
-        if running and running[-1] is frame:
-            running.pop()
-        if launch.count == 1:
-            state = self._state
-            launch.exit_seq = state.seq
-            state.seq += 1
-            if self._metadata and isinstance(result, tuple) and len(result) == 2:
-                launch.extra_pairs = (_SPLITS, rows_of(result[1]))
+    def _after(self, launch: _Launch, result: Any) -> None:
+        """The first call of a shape has ended."""
+        self._now = None
+        state = self._state
+        launch.exit_seq = state.seq
+        state.seq += 1
+        if self._metadata and isinstance(result, tuple) and len(result) == 2:
+            launch.extra_pairs = (_SPLITS, rows_of(result[1]))
 
     def _shapes(self, given: dict[str, Any]) -> tuple[Any, ...]:
-        """What tells one launch from another, cheap to fetch and to compare."""
-        parent = self._running[-1].enter_seq if self._running else -1
-        get = given.get
+        """What tells one launch of a forward from another."""
+        running = self._running
         return (
-            parent,
-            _shape(get("q")),
-            _shape(get("num_splits")),
-            _shape(get("cache_seqlens")),
-            _shape(get("block_table")),
-            _shape(get("indices")),
-            _shape(get("k_cache")),
+            running[-1].enter_seq if running else -1,
+            *(_shape(given.get(name)) for name in _SHAPED),
         )
 
     def _first(self, seen: tuple[Any, ...], given: dict[str, Any]) -> _Launch:
         state = self._state
+        inside = self._running[-1] if self._running else None
         frame = state.enter(self._name, state.enclosing_record())
         frame.failed = self._call_failed
-        launch = _Launch(frame, seen)
+        launch = _Launch(frame, seen, inside)
         frame.subject = launch
         self._launches.append(launch)
         q, splits = given.get("q"), given.get("num_splits")
@@ -211,6 +250,7 @@ class LaunchProbe:
         self._last = self._now = None
 
     def _complete(self, launch: _Launch, failed: int) -> None:
+        self._state.writer.count(self._number, launch.count)
         pairs = (EXIT_SEQ, launch.exit_seq, _COUNT, launch.count, _FAILED, failed)
         self._context.update(LAUNCH, launch.frame.enter_seq, pairs + launch.extra_pairs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
@@ -19,7 +20,47 @@ _BUCKET = _AT["graph_bucket"]
 _SLICE, _WANTED = _AT["num_splits_slice.rows"], _AT["num_splits_slice.wanted"]
 _NOT_IN_METADATA = (_PLANNED, _SPLITS, _BUCKET, _SLICE, _WANTED)
 
-Reader = list[tuple[int, str | None, Convert]]
+
+class _Reader:
+    """Reads the columns of a plan from one class of metadata."""
+
+    __slots__ = ("converters", "get", "missing", "places")
+
+    def __init__(self, metadata: Any) -> None:
+        self.missing: list[int] = []
+        self.places: list[int] = []
+        self.converters: list[Convert] = []
+        attributes: list[str] = []
+        for place, name in enumerate(_OWN):
+            if place in _NOT_IN_METADATA:
+                continue
+            attribute = name.removesuffix(".rows").removesuffix(".width")
+            if attribute.startswith("dsa_") and not hasattr(metadata, attribute):
+                attribute = f"n{attribute[1:]}"  # SGLang 0.5.12 says nsa
+            if not hasattr(metadata, attribute):
+                self.missing.append(place)
+                continue
+            attributes.append(attribute)
+            self.places.append(place)
+            self.converters.append(_converter(name))
+        # The class makes it a tuple of even one attribute or none.
+        self.get = attrgetter("__class__", "__class__", *attributes)
+
+    def read(self, metadata: Any, own: list[int]) -> None:
+        for place in self.missing:
+            own[place] = NO_ATTRIBUTE_CODE
+        values = iter(self.get(metadata))
+        next(values), next(values)
+        for place, convert, value in zip(self.places, self.converters, values, strict=True):
+            if value is None:
+                own[place] = NONE_CODE
+            elif convert is rows_of and value.__class__ is not list:
+                try:
+                    own[place] = value.shape[0]
+                except (AttributeError, IndexError, TypeError):
+                    own[place] = rows_of(value)
+            else:
+                own[place] = convert(value)
 
 
 class Planned:
@@ -104,7 +145,7 @@ class Backends:
         self._string = context.string
         # Keeping the backend keeps its id from being given to another; they live as long as we do.
         self._known: dict[int, tuple[Any, tuple[int, int]]] = {}
-        self._readers: dict[type, Reader] = {}
+        self._readers: dict[type, _Reader] = {}
 
     def name_and_number(self, backend: Any) -> tuple[int, int]:
         known = self._known.get(id(backend))
@@ -120,12 +161,8 @@ class Backends:
             return
         reader = self._readers.get(type(metadata))
         if reader is None:
-            reader = self._readers[type(metadata)] = _reader(metadata)
-        for place, attribute, convert in reader:
-            if attribute is None:
-                own[place] = NO_ATTRIBUTE_CODE
-            else:
-                own[place] = convert(getattr(metadata, attribute))
+            reader = self._readers[type(metadata)] = _Reader(metadata)
+        reader.read(metadata, own)
         splits = num_splits_rows(metadata)
         if splits != NOT_OBSERVED_CODE or own[_SPLITS] == NOT_OBSERVED_CODE:
             own[_SPLITS] = splits
@@ -213,18 +250,7 @@ def _batch_and_bucket(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     return first, integer_of(getattr(first, "batch_size", None))
 
 
-def _reader(metadata: Any) -> Reader:
-    reader: Reader = []
-    for place, name in enumerate(_OWN):
-        if place in _NOT_IN_METADATA:
-            continue
-        attribute = name.removesuffix(".rows").removesuffix(".width")
-        if attribute.startswith("dsa_") and not hasattr(metadata, attribute):
-            attribute = f"n{attribute[1:]}"  # SGLang 0.5.12 says nsa
-        convert: Convert = integer_of
-        if name.endswith(".rows"):
-            convert = rows_of
-        elif name.endswith(".width"):
-            convert = width_of
-        reader.append((place, attribute if hasattr(metadata, attribute) else None, convert))
-    return reader
+def _converter(name: str) -> Convert:
+    if name.endswith(".rows"):
+        return rows_of
+    return width_of if name.endswith(".width") else integer_of
