@@ -12,7 +12,7 @@ from padtrace.contracts.model import BoolArray, Evaluation, Severity, Violations
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 
-NOT_SEEN = "one of the two was not observed"
+NOT_SEEN = "what it compares was not observed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,11 @@ def _unpadded_sites(evidence: Evidence) -> Sites:
     end = evidence.column("forward", "exit_seq")
     end = np.where(present(end), end, NO_BOUND)
     padded = np.zeros(rows.shape, dtype=np.bool_)
-    for names in (("process", "forward"), ("process", "batch")):
+    # A pad that knows its forward is of it; one that does not must lie within its time.
+    for names, limit in (
+        (("process", "forward"), np.full(rows.shape, NO_BOUND)),
+        (("process", "batch"), end),
+    ):
         pad_keys = evidence.keys("pad", pads, *names)
         usable = present(pad_keys[1])
         order = evidence.column("pad", "enter_seq")[pads][usable]
@@ -83,7 +87,7 @@ def _unpadded_sites(evidence: Evidence) -> Sites:
             (evidence.keys("forward", rows, *names), entered),
         )
         first = order[np.maximum(index, 0)] if order.size else np.full(rows.shape, NO_BOUND)
-        padded |= (index >= 0) & (first < end)
+        padded |= (index >= 0) & (first < limit)
     rows = rows[~padded]
     q_rows = evidence.snapshot("forward", "entry", "input_ids.rows", rows)
     shard = evidence.snapshot("forward", "entry", "attn_cp_metadata.rows", rows)

@@ -107,7 +107,7 @@ def _totals(result: Differences, names: Sequence[str]) -> Table:
     table.add_row("right", names[1])
     events = plural(result.compared_events, "event")
     table.add_row("compared", f"{result.compared_values:,} values in {events}")
-    table.add_row("different", f"{result.total:,} values")
+    table.add_row("different", plural(result.total, "value"))
     for reason, count in result.ignored.items():
         table.add_row("ignored", f"{count:,} values: {reason}")
     for side, counts in (("left", result.only_left), ("right", result.only_right)):

@@ -198,7 +198,8 @@ def _where(recording: Recording, finding: Finding) -> str:
 
 
 def _spread(group: Group) -> str:
-    steps = f"steps {group.first_step} to {group.last_step}"
+    first, last = group.first_step, group.last_step
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{group.count:,} times on {ranks_text(group.ranks)}, {steps}"
 
 
