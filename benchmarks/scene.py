@@ -20,6 +20,8 @@ from workload import Layout, Planned, forwards
 
 from padtrace.explore.case_input import read_case
 from padtrace.explore.make import make, snapshot_before_padding
+from padtrace.recording import schema
+from padtrace.recording.absent import Absent
 from padtrace.recording.facts import view
 from padtrace.replay import releases
 
@@ -298,18 +300,18 @@ class _Rehearsal:
         _classes["batch"] = scene.batch_class
 
     def script(self, planned: Planned) -> Script:
-        from padtrace.replay.worker.batches import schedule_batch
-
         case = read_case(planned.case, 0)
-        batch = self._builder.build(snapshot_before_padding(case))
+        unseen = dict.fromkeys(schema.SNAPSHOT.names(), Absent.NOT_OBSERVED)
+        batch = self._builder.build({**unseen, **snapshot_before_padding(case)})
         counts = list(case.raw_counts)
-        values: dict[str, Any] = {
-            "counts_before": counts,
-            "logprob_counts_before": list(counts),
-            "draft_counts_before": None,
-            "can_run_dp_cuda_graph": 1,
-        }
-        schedule = schedule_batch(values, batch, None)
+        schedule = SimpleNamespace(
+            global_num_tokens=counts,
+            global_num_tokens_for_logprob=list(counts),
+            draft_global_num_tokens=None,
+            draft_global_num_tokens_for_logprob=None,
+            can_run_dp_cuda_graph=True,
+            can_run_decode_cuda_graph=True,
+        )
         script = Script(planned.kind, dict(batch.__dict__), schedule)
         script.made["script"] = batch.script = script
         schedule.script = script
