@@ -1,0 +1,92 @@
+"""Healthy servers: recorded live, replayed offline, every field alike and nothing found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from padtrace.contracts.engine import check
+from padtrace.explore.differences import Differences, compare
+from padtrace.recording.model import Recording
+from padtrace.recording.reader import read
+from padtrace.replay.service import replay
+from tests.live import servers
+from tests.live.servers import LiveServer
+
+RELEASE = "0.5.18"
+UNEVEN_PROMPTS = (3, 17, 70, 1, 9)
+PADDING_EVENTS = ("sync", "plan", "pad", "unpad")
+
+
+@dataclass
+class Run:
+    server: LiveServer
+    recorded: Recording
+    replayed: Recording
+    differences: Differences
+
+
+def run(server: LiveServer) -> Run:
+    """One prompt alone first, so that the other rank has nothing to do; then all at once."""
+    server.wait_until_ready()
+    server.ask(UNEVEN_PROMPTS[:1])
+    server.ask(UNEVEN_PROMPTS)
+    server.interrupt()
+    recorded = read(server.recording)
+    replayed = replay(recorded)
+    return Run(server, recorded, replayed, compare(recorded, replayed))
+
+
+CASES = {
+    "dsa": dict(model="dsa", tp=2, dp=2, server_arguments=servers.EAGLE),
+    "dense": dict(model="dense", tp=2, dp=2),
+    "dsa attention TP 2": dict(
+        model="dsa", tp=4, dp=2, server_arguments=servers.EAGLE, options=["--fix-30642"]
+    ),
+    "dense attention TP 2": dict(model="dense", tp=4, dp=2),
+}
+PARAMETERS = [
+    pytest.param(name, marks=[pytest.mark.live, *([pytest.mark.live_default] * (name == "dsa"))])
+    for name in CASES
+]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
+def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("healthy")
+    server = servers.start(folder, RELEASE, **CASES[request.param])
+    try:
+        yield run(server)
+    finally:
+        servers.end(server)
+
+
+def test_every_request_was_answered(healthy: Run) -> None:
+    assert len(healthy.server.answers) == 1 + len(UNEVEN_PROMPTS)
+    assert all(len(answer["output_ids"]) == 8 for answer in healthy.server.answers)
+
+
+def test_the_recording_holds_every_rank_idle_forwards_included(healthy: Run) -> None:
+    recorded = healthy.recorded
+    processes = [recorded.process(row) for row in range(recorded.rows("process"))]
+    size = processes[0]["tp_size"]
+    assert sorted(process["tp_rank"] for process in processes) == list(range(int(size)))  # type: ignore[arg-type]
+    idle = {event["process"] for event in recorded.events() if event.values.get("forward_mode") == "IDLE"}
+    assert idle, "one prompt alone leaves the other DP rank idle"
+
+
+def test_server_and_replay_agree_on_every_field(healthy: Run) -> None:
+    differences = healthy.differences
+    print(f"{differences.compared_values} values compared")
+    assert [d for d in differences.differences] == []
+    assert differences.compared_values > 3000
+    for kind in PADDING_EVENTS:
+        assert healthy.replayed.rows(kind) == healthy.recorded.rows(kind), kind
+
+
+def test_a_healthy_server_gives_no_finding(healthy: Run) -> None:
+    for recording in (healthy.recorded, healthy.replayed):
+        report = check(recording)
+        assert [finding.sentence for finding in report.findings] == []
