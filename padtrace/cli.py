@@ -526,7 +526,7 @@ def _usage(parse: Callable[[str], int], text: str, hint: str) -> int:
 
 
 def _console(*, stderr: bool = False) -> Console:
-    from padtrace.report.terminal import console
+    from padtrace.report.words import console
 
     return console(sys.stderr if stderr else sys.stdout)
 

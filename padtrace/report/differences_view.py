@@ -12,7 +12,7 @@ from rich.text import Text
 from padtrace.explore.differences import Difference, Differences
 from padtrace.recording.model import Recording, json_value
 from padtrace.report.summary import differing_fingerprints
-from padtrace.report.terminal import plural
+from padtrace.report.words import plural
 
 MAX_FIELDS = 20
 MAX_EDITS = 12

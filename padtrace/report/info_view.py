@@ -12,9 +12,9 @@ from rich.text import Text
 
 from padtrace.recording import schema
 from padtrace.recording.model import Recording
-from padtrace.report.advice import blindness
+from padtrace.report.blindness import blind_spots
 from padtrace.report.summary import Summary, summarize
-from padtrace.report.terminal import plural, ranks_text
+from padtrace.report.words import plural, ranks_text
 
 MAX_SHAPE_STRING = 512
 # Words that only a column of contents would carry; no column of the schema does.
@@ -38,7 +38,7 @@ def print_info(out: Console, recording: Recording, path: str) -> None:
     out.print(Text(_headline(seen, path), style="bold"))
     out.print()
     out.print(Padding(_body(recording, seen), (0, 0, 1, 2)))
-    lines = blindness(recording)
+    lines = blind_spots(recording)
     if lines:
         out.print(Text("not seen", style="bold yellow"))
         for line in lines:

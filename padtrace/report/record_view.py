@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from padtrace.report.terminal import plural
+from padtrace.report.words import plural
 
 _STATUS_SECONDS = 30.0
 

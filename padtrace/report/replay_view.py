@@ -14,7 +14,7 @@ from rich.text import Text
 from padtrace.contracts.engine import NOTHING_OBSERVED, check
 from padtrace.contracts.known import KnownReports
 from padtrace.recording.model import Recording
-from padtrace.report import differences_view, rows_view, terminal
+from padtrace.report import differences_view, rows_view, terminal, words
 from padtrace.report.summary import compare_fingerprints, differing_fingerprints, releases
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ReplayView:
             return
         report = check(recording, {"PT101"}, known=known)
         if report.verdict == NOTHING_OBSERVED:
-            count = terminal.plural(recording.rows("forward"), "forward")
+            count = words.plural(recording.rows("forward"), "forward")
             text = f"recorded: {path} holds {count}, and no result that PT101 could judge"
         else:
             text = f"recorded: {terminal.diagnosis(report)}"

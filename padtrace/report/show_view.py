@@ -14,7 +14,7 @@ from rich.text import Text
 from padtrace.errors import UsageError
 from padtrace.recording import schema
 from padtrace.recording.model import Event, Recording, Snapshot, json_value
-from padtrace.report.terminal import plural
+from padtrace.report.words import plural
 
 Chosen = list[tuple[str, int]]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.recording import schema
+from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
 
 
@@ -131,10 +132,16 @@ def _ranks(evidence: Evidence) -> list[int]:
     return sorted({int(rank) for rank in ranks if rank >= 0})
 
 
-def _steps(evidence: Evidence) -> np.ndarray[Any, np.dtype[np.int64]]:
-    found = [np.unique(evidence.column(kind, "step")) for kind in schema.EVENT_KINDS]
-    steps = np.unique(np.concatenate(found))
+def _steps(evidence: Evidence) -> Int64Array:
+    # Not np.unique: its first call imports numpy.ma, a tenth of what this command costs.
+    found = [_distinct_values(evidence.column(kind, "step")) for kind in schema.EVENT_KINDS]
+    steps = _distinct_values(np.concatenate(found))
     return steps[steps >= 0]
+
+
+def _distinct_values(values: Int64Array) -> Int64Array:
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if ordered.size else ordered
 
 
 _SIZES = ("tp", "pp", "attn_dp", "attn_tp", "attn_cp")
@@ -156,10 +163,10 @@ def _modes(evidence: Evidence) -> dict[str, int]:
     modes = evidence.column("forward", "forward_mode")
     entry = evidence.snapshot("forward", "entry", "forward_mode")
     modes = np.where(present(modes), modes, entry)
-    pairs = np.stack([evidence.column("forward", "worker"), modes])
-    found, counts = np.unique(pairs, axis=1, return_counts=True)
-    counted: dict[str, int] = {}
-    for index in np.argsort(-counts, kind="stable"):
-        worker, mode = (evidence.text(int(code)) or "unknown" for code in found[:, index])
-        counted[f"{worker} {mode}"] = int(counts[index])
-    return counted
+    counted: Counter[str] = Counter()
+    for worker in _distinct_values(evidence.column("forward", "worker")):
+        of_worker = modes[evidence.column("forward", "worker") == worker]
+        for mode in _distinct_values(of_worker):
+            names = (evidence.text(int(code)) or "unknown" for code in (worker, mode))
+            counted[" ".join(names)] += int((of_worker == mode).sum())
+    return dict(counted.most_common())

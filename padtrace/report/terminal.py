@@ -6,10 +6,7 @@ the console, so that 80 columns are enough.
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterable, Sequence
-from typing import IO, Any, cast
+from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -20,30 +17,12 @@ from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.known import KnownReports
 from padtrace.contracts.model import Finding, Group, Quantity, Report, Severity
 from padtrace.recording.model import Recording
-from padtrace.report import advice
+from padtrace.report import advice, blindness
 from padtrace.report.summary import case_of
+from padtrace.report.words import plural, ranks_text
 
 _STYLES = {Severity.CRASH: "bold red", Severity.SILENT: "bold magenta", Severity.SUSPECT: "yellow"}
 _MAX_GROUPS = 12
-
-
-class _WithoutTrailingSpaces:
-    """Passes text on without the blanks that tables leave at the end of a line."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        return self._file.write(re.sub(r" +(?=\n)", "", text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def console(file: IO[str] | None = None, width: int | None = None) -> Console:
-    """A console that wraps at words and highlights nothing by itself."""
-    stripped = cast("IO[str]", _WithoutTrailingSpaces(file or sys.stdout))
-    return Console(file=stripped, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 def print_report(
@@ -95,10 +74,6 @@ def told(finding: Finding) -> str:
     return f"{finding.sentence}{known}"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def verdict_line(report: Report) -> str:
     """The last line of substance."""
     suspects = plural(len(report.groups), "suspect") if report.groups else ""
@@ -118,7 +93,7 @@ def print_coverage(out: Console, recording: Recording, report: Report) -> None:
         table.add_row("evaluated", ", ".join(done))
     for reason, names in _unevaluated(report).items():
         table.add_row("not", f"{', '.join(names)}: {reason}")
-    for line in advice.blindness(recording):
+    for line in blindness.blind_spots(recording):
         table.add_row("not seen", line)
     if table.row_count:
         out.print(Text("coverage", style="bold"))
@@ -201,24 +176,6 @@ def _spread(group: Group) -> str:
     first, last = group.first_step, group.last_step
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     return f"{group.count:,} times on {ranks_text(group.ranks)}, {steps}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-3, 7`."""
-    parts: list[str] = []
-    for start, end in _runs(ranks):
-        parts.append(str(start) if start == end else f"{start}-{end}")
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts) or 'unknown'}"
-
-
-def _runs(ranks: Sequence[int]) -> Iterable[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
-    return runs
 
 
 def _quantity(table: Table, quantity: Quantity) -> None:

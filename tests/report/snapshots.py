@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from padtrace.report.terminal import console
+from padtrace.report.words import console
 
 FOLDER = Path(__file__).parent / "snapshots"
 WRITE = "PADTRACE_WRITE_SNAPSHOTS"

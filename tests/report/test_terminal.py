@@ -18,6 +18,7 @@ from padtrace.report import (
     rows_view,
     show_view,
     terminal,
+    words,
 )
 from tests.contracts.builders import Server, agreeing, batch, report_30296, report_34443
 from tests.report.snapshots import compare_with_snapshot, rendered
@@ -113,8 +114,8 @@ def test_one_signature_on_several_ranks_is_told_once() -> None:
 
 def test_blindness_is_told() -> None:
     text = rendered(PRINTERS["diff-ranks"], 160)
-    for words in ("ranks without a file: 4, 5", "7 forwards ran in replayed graphs", "3 events"):
-        assert words in text
+    for told in ("ranks without a file: 4, 5", "7 forwards ran in replayed graphs", "3 events"):
+        assert told in text
 
 
 def test_two_chains_part_where_they_differ() -> None:
@@ -135,4 +136,4 @@ def test_colours_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None
     [([3], "rank 3"), ([0, 1, 2, 5], "ranks 0-2, 5"), ([], "rank unknown"), ([1, 3], "ranks 1, 3")],
 )
 def test_ranks_are_told_as_runs(ranks: list[int], text: str) -> None:
-    assert terminal.ranks_text(ranks) == text
+    assert words.ranks_text(ranks) == text
