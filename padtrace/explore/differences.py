@@ -289,9 +289,11 @@ def _compare_codes(
     left, right = codes
     unseen = (left == NOT_OBSERVED_CODE) | (right == NOT_OBSERVED_CODE)
     _ignore(result, "not observed", int(unseen.sum()))
-    missing = ~unseen & ((left == NO_ATTRIBUTE_CODE) | (right == NO_ATTRIBUTE_CODE))
+    absent = (left == NO_ATTRIBUTE_CODE, right == NO_ATTRIBUTE_CODE)
+    missing = ~unseen & (absent[0] != absent[1])
     _ignore(result, "no such attribute in one of the releases", int((missing).sum()))
-    both_none = (left == NONE_CODE) & (right == NONE_CODE)
+    # Two equal absences are no evidence of agreement.
+    both_none = (left == right) & ((left == NONE_CODE) | absent[0])
     compared = ~unseen & ~missing & ~both_none
     result.compared_values += int(compared.sum())
     differ = compared & (left != right)
