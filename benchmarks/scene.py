@@ -26,7 +26,8 @@ from padtrace.recording.facts import view
 from padtrace.replay import releases
 
 LAYERS = 61
-PLANNED_BEFORE = ("draft", "draft_extend")
+# SGLang plans these before the pad, which is sglang#30296.
+_PLANNED_BEFORE = ("draft", "draft_extend")
 _DRAFTS = ("draft", "draft_extend")
 _HEADS, _HEAD_DIM, _TOPK, _PAGE, _PAGES, _PAGE_BYTES = 64, 576, 2048, 64, 4321, 656
 _CAPTURED = [1, 2, 4, 8, 12, 16, 24, 32]
@@ -43,6 +44,7 @@ class Script:
     """What SGLang did to one batch: attributes that were other objects after each step."""
 
     kind: str
+    early: bool  # planned before the pad
     made: dict[str, Any]
     schedule: Any
     sync: dict[str, Any] = field(default_factory=dict)
@@ -82,11 +84,16 @@ def import_sglang(sglang: str) -> str:
 
 
 class Scene:
-    """A pool of scripts, and the classes of SGLang with cheap functions that follow them."""
+    """Makes scripts, and gives SGLang's classes cheap functions that follow them.
+
+    Attributes:
+        planned_before: kinds of batches that are planned before the pad and marked ready.
+    """
 
     def __init__(self, release: str) -> None:
         from padtrace.replay.worker.replayer import Release
 
+        self.planned_before: tuple[str, ...] = _PLANNED_BEFORE
         self._release = Release(release, release)
         self._release.provenance.enabled = False
         self._release.prepare_planning()
@@ -185,7 +192,7 @@ def _run_batch(self: Any, script: Script, runner: Any, stamps: list[int]) -> Non
     stamps.append(now())
     batch = _classes["batch"].init_new(script.schedule, runner)
     stamps.append(now())
-    if script.kind in PLANNED_BEFORE:
+    if script.early:
         runner.attn_backend.init_forward_metadata(batch)
         stamps.append(now())
         batch.mark_forward_metadata_ready()
@@ -221,7 +228,7 @@ def _forward(self: Any, forward_batch: Any) -> Any:
     stamps.append(now())
     forward_batch.prepare_mlp_sync_batch(self)
     stamps.append(now())
-    if script.kind not in PLANNED_BEFORE:
+    if not script.early:
         self.attn_backend.init_forward_metadata(forward_batch)
     stamps.append(now())
     kernels, launch = sys.modules["sgl_kernel.flash_mla"], script.launch
@@ -291,6 +298,7 @@ class _Rehearsal:
         from padtrace.replay.worker.runners import padding_runner
 
         capabilities = scene.capabilities
+        self._scene = scene
         self._capabilities = capabilities
         self._builder = BatchBuilder(capabilities)
         self._planner = Planner(capabilities, facts, server_args, scene._release.provenance)
@@ -312,21 +320,24 @@ class _Rehearsal:
             can_run_dp_cuda_graph=True,
             can_run_decode_cuda_graph=True,
         )
-        script = Script(planned.kind, dict(batch.__dict__), schedule)
+        script = Script(planned.kind, self._is_early(planned), dict(batch.__dict__), schedule)
         script.made["script"] = batch.script = script
         schedule.script = script
         script.spec = batch.spec_info or SimpleNamespace()
         script.spec_made = dict(script.spec.__dict__)
         script.sync = _changes(batch, lambda: batch.init_mlp_sync_metadata(schedule, "cpu"))
-        if planned.kind in PLANNED_BEFORE:
+        if script.early:
             self._plan(script, batch)
             script.ready = _changes(batch, batch.mark_forward_metadata_ready)
         self._pad(script, batch)
-        if planned.kind not in PLANNED_BEFORE:
+        if not script.early:
             self._plan(script, batch)
         self._launch(script, batch)
         self._unpad(script, batch)
         return script
+
+    def _is_early(self, planned: Planned) -> bool:
+        return planned.kind in self._scene.planned_before
 
     def _plan(self, script: Script, batch: Any) -> None:
         worker = "draft" if script.kind in _DRAFTS else "target"

@@ -43,7 +43,7 @@ def sealed_sizes(scene: Scene, folder: Path, forwards: int, ranks: list[int]) ->
         sealed, in_ring = 0.0, 0.0
         for layout in layouts(count):
             rings = folder / f"rings-{layout.attn_dp}-{layout.attn_tp}"
-            _record(scene, layout, rings, forwards)
+            record_server(scene, layout, rings, forwards)
             used, size = _sizes(rings, layout.ranks * forwards)
             name = f"{count} ranks (dp {layout.attn_dp}, attention tp {layout.attn_tp})"
             print(f"{name:32}{used:10.0f}{size:10.0f}")
@@ -71,8 +71,15 @@ def _slots_used(path: Path) -> int:
     return sum(data[at : at + 8] != bytes(8) for at in numbers)
 
 
-def _record(scene: Scene, layout: Layout, rings: Path, forwards: int) -> None:
-    """One forked process per rank, a few at a time."""
+def record_server(
+    scene: Scene, layout: Layout, rings: Path, forwards: int, *, healthy: bool = False
+) -> None:
+    """Record a server into `rings`: one forked process per rank, a few at a time.
+
+    Args:
+        forwards: of each rank.
+        healthy: plan every batch after its pad, also those that SGLang plans before it.
+    """
     running: set[int] = set()
     sys.stdout.flush()
     for rank in range(layout.ranks):
@@ -80,7 +87,7 @@ def _record(scene: Scene, layout: Layout, rings: Path, forwards: int) -> None:
             _wait(running)
         pid = os.fork()
         if pid == 0:
-            os._exit(_rank_process(scene, layout, rank, rings, forwards))
+            os._exit(_rank_process(scene, layout, rank, rings, forwards, healthy))
         running.add(pid)
     while running:
         _wait(running)
@@ -93,8 +100,12 @@ def _wait(running: set[int]) -> None:
         raise SystemExit(f"the process of a rank ended with status {status}")
 
 
-def _rank_process(scene: Scene, layout: Layout, rank: int, rings: Path, forwards: int) -> int:
+def _rank_process(
+    scene: Scene, layout: Layout, rank: int, rings: Path, forwards: int, healthy: bool
+) -> int:
     try:
+        if healthy:
+            scene.planned_before = ()
         with scene.rank(layout, rank, forwards) as scripts:
             scene.cheapen()
             recording = Recording(rings, _RING_BYTES)
