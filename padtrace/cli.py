@@ -52,6 +52,16 @@ Known = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write the recording.")
 ]
+RecordFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder for the recording.")]
+Tier = Annotated[str, typer.Option(help="shape, meta or full.")]
+Ring = Annotated[str, typer.Option(help="Room for events per process, e.g. 64M.")]
+UntilError = Annotated[
+    bool, typer.Option("--until-error", help="End the server after the first error.")
+]
+SGLang = Annotated[
+    str | None,
+    typer.Option("--sglang", metavar="VERSION|PATH", help="Which SGLang; 'installed' for its own."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 
 
@@ -284,20 +294,16 @@ def record(
     server_args: Annotated[
         str, typer.Option("--server-args", metavar="ARGS", help="Arguments of the SGLang server.")
     ] = "",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the recording.")] = Path(
-        "recordings"
-    ),
-    tier: Annotated[str, typer.Option(help="shape, meta or full.")] = "shape",
-    ring: Annotated[str, typer.Option(help="Room for events per process, e.g. 64M.")] = "64M",
+    out: RecordFolder = Path("recordings"),
+    tier: Tier = "shape",
+    ring: Ring = "64M",
     policy: Annotated[
         str, typer.Option(help="What a full ring keeps: last, first or error.")
     ] = "last",
     stop_after: Annotated[
         str | None, typer.Option(metavar="N|TIME", help="End the server after 500, 90s or 15m.")
     ] = None,
-    until_error: Annotated[
-        bool, typer.Option("--until-error", help="End the server after the first error.")
-    ] = False,
+    until_error: UntilError = False,
     alarm: Annotated[
         bool, typer.Option(help="Say at once when two lengths disagree, before the kernel.")
     ] = True,
@@ -311,24 +317,34 @@ def record(
 
     Arguments after -- are given to the server as they are.
     """
-    from padtrace.record import attach, launcher, settings
-    from padtrace.report.record_view import RecordView
+    from padtrace.record import attach, launcher
 
     if attach_config is not None:
         _write(attach.attach_config(attach_config).strip())
         return
-    view = RecordView(_console(stderr=True))
-    result = launcher.run_record(
+    _record(
         [*launcher.parse_server_arguments(server_args), *context.args],
         out=out,
         tier=tier,
-        ring_bytes=_usage(settings.parse_size, ring, "write --ring like 64M or 1G"),
+        ring=ring,
         policy=policy,
         alarm=alarm,
         python=python or sys.executable,
         stop_after=launcher.parse_stop_after(stop_after) if stop_after else None,
         until_error=until_error,
+    )
+
+
+def _record(arguments: list[str], *, ring: str, **options: Any) -> NoReturn:
+    from padtrace.record import launcher, settings
+    from padtrace.report.record_view import RecordView
+
+    view = RecordView(_console(stderr=True))
+    result = launcher.run_record(
+        arguments,
+        ring_bytes=_usage(settings.parse_size, ring, "write --ring like 64M or 1G"),
         callbacks=launcher.Callbacks(view.line, view.status, view.first_error),
+        **options,
     )
     view.ended(result)
     raise typer.Exit(result.exit_code)
@@ -440,24 +456,40 @@ def lab(
     model: Annotated[str, typer.Option(help="dsa or dense: the tiny model to serve.")] = "dsa",
     tp: Annotated[int, typer.Option(help="Tensor-parallel size.", min=1)] = 1,
     dp: Annotated[int, typer.Option(help="DP attention size.", min=1)] = 1,
-    sglang: Annotated[
-        Path | None, typer.Option("--sglang", metavar="PATH", help="Folder that holds sglang.")
-    ] = None,
-    log: Annotated[Path, typer.Option(help="The server's log.")] = Path("lab.log"),
+    sglang: SGLang = None,
+    port: Annotated[int | None, typer.Option(help="Port on 127.0.0.1.")] = None,
+    record: Annotated[bool, typer.Option(help="Run it under record.")] = True,
+    out: RecordFolder = Path("recordings"),
+    tier: Tier = "shape",
+    ring: Ring = "64M",
+    until_error: UntilError = False,
+    log: Annotated[Path, typer.Option(help="The log, with --no-record.")] = Path("lab.log"),
+    fix_30642: Annotated[
+        bool, typer.Option("--fix-30642", help="Counter-test: align as sglang#30642 proposes.")
+    ] = False,
 ) -> None:
     """Run a real SGLang server on this machine's CPU; arguments after -- go to the server."""
-    from padtrace.lab import launcher
+    from padtrace.lab import environment, launcher
+    from padtrace.replay import releases
 
-    raise typer.Exit(
-        launcher.run_lab(
-            model,  # type: ignore[arg-type]
-            log_path=log,
-            sglang_root=sglang,
-            tp=tp,
-            dp=dp,
-            extra=context.args,
-            say=_say,
-        )
+    setup = environment.LabSetup(
+        model=environment.lab_model(model),
+        root=releases.resolve(sglang, None, _say).root,
+        tp=tp,
+        dp=dp,
+        port=port or environment.free_port(),
+        extra=context.args,
+        fix_30642=fix_30642,
+    )
+    if not record:
+        raise typer.Exit(launcher.run_lab(setup, log_path=log, say=_say))
+    _record(
+        setup.arguments(),
+        out=out,
+        tier=tier,
+        ring=ring,
+        until_error=until_error,
+        environment=setup.environment(os.environ),
     )
 
 

@@ -13,12 +13,13 @@ three times the start-up time.
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from padtrace.errors import EnvironmentMissingError, UsageError
 
-LabModel = Literal["dsa", "qwen3"]
+LabModel = Literal["dsa", "dense"]
 
 _HERE = Path(__file__).resolve().parent
 SITE = _HERE / "site"
@@ -63,7 +64,7 @@ _MODEL_ARGUMENTS: dict[LabModel, tuple[str, list[str]]] = {
             "--disable-cuda-graph",
         ],
     ),
-    "qwen3": ("tiny-qwen3", ["--attention-backend=torch_native", "--disable-overlap-schedule"]),
+    "dense": ("tiny-qwen3", ["--attention-backend=torch_native", "--disable-overlap-schedule"]),
 }
 
 
@@ -119,13 +120,7 @@ def lab_server_arguments(
     `extra` comes last and therefore wins where it repeats an option. Raises UsageError for a model
     the lab does not have.
     """
-    if model not in get_args(LabModel):
-        raise UsageError(
-            f"the lab has no model {model!r}",
-            "It brings two tiny configurations and no weights.",
-            f"Use one of: {', '.join(get_args(LabModel))}.",
-        )
-    folder, arguments = _MODEL_ARGUMENTS[model]
+    folder, arguments = _MODEL_ARGUMENTS[lab_model(model)]
     return [
         f"--model-path={MODELS / folder}",
         *arguments,
@@ -134,6 +129,52 @@ def lab_server_arguments(
         f"--tp={tp}",
         *extra,
     ]
+
+
+@dataclass(frozen=True)
+class LabSetup:
+    """Everything a lab server is started with; `dp` above 1 means DP attention.
+
+    Args:
+        root: folder of the SGLang to serve with; None for that of the interpreter.
+    """
+
+    model: str
+    root: Path | None
+    tp: int
+    dp: int
+    port: int
+    extra: Sequence[str] = ()
+    real_indexer: bool = True
+    fix_30642: bool = False
+
+    def arguments(self) -> list[str]:
+        """Arguments for `python -m sglang.launch_server`."""
+        attention = [f"--dp={self.dp}", "--enable-dp-attention"] if self.dp > 1 else []
+        return lab_server_arguments(
+            lab_model(self.model), port=self.port, tp=self.tp, extra=[*attention, *self.extra]
+        )
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Environment of the server, on top of `base`."""
+        return lab_environment(
+            base,
+            sglang_root=self.root,
+            ranks=self.tp,
+            real_indexer=self.real_indexer,
+            fix_30642=self.fix_30642,
+        )
+
+
+def lab_model(name: str) -> LabModel:
+    """The model of this name; UsageError if the lab has none."""
+    if name in get_args(LabModel):
+        return cast(LabModel, name)
+    raise UsageError(
+        f"the lab has no model {name!r}",
+        "It brings two tiny configurations and no weights.",
+        f"Use one of: {', '.join(get_args(LabModel))}.",
+    )
 
 
 def free_port() -> int:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from padtrace.errors import EnvironmentMissingError
-from padtrace.lab.environment import LabModel, free_port, lab_environment, lab_server_arguments
+from padtrace.lab.environment import LabSetup
 
 _READY = "The server is fired up and ready to roll!"
 _CRASHED = "Scheduler hit an exception"
@@ -101,39 +101,23 @@ class LabServer:
 
     def __init__(
         self,
-        model: LabModel,
+        setup: LabSetup,
         *,
         log_path: Path,
-        sglang_root: Path | None = None,
-        tp: int = 1,
-        extra: Sequence[str] = (),
-        port: int | None = None,
         python: str = sys.executable,
-        real_indexer: bool = True,
-        fix_30642: bool = False,
         extra_environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare a server of `model` with `tp` ranks; nothing is started yet.
+        """Prepare a server; nothing is started yet.
 
         Args:
             log_path: file for the output of all its processes; replaced.
-            sglang_root: unpacked wheel or checkout; None for the SGLang of `python`.
-            extra: further server arguments, such as `["--dp=2", "--enable-dp-attention"]`.
-            port: by default a free one.
             python: interpreter with padtrace and SGLang's packages.
             extra_environment: further variables, such as a recorder's.
         """
-        self.port = free_port() if port is None else port
+        self.port = setup.port
         self.log_path = log_path
-        arguments = lab_server_arguments(model, port=self.port, tp=tp, extra=extra)
-        self.command = [python, "-m", "sglang.launch_server", *arguments]
-        self.environment = lab_environment(
-            {**os.environ, **(extra_environment or {})},
-            sglang_root=sglang_root,
-            ranks=tp,
-            real_indexer=real_indexer,
-            fix_30642=fix_30642,
-        )
+        self.command = [python, "-m", "sglang.launch_server", *setup.arguments()]
+        self.environment = setup.environment({**os.environ, **(extra_environment or {})})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -230,36 +214,19 @@ class LabServer:
 
 
 def run_lab(
-    model: LabModel,
+    setup: LabSetup,
     *,
     log_path: Path,
-    sglang_root: Path | None = None,
-    tp: int = 1,
-    dp: int = 1,
-    extra: Sequence[str] = (),
-    port: int | None = None,
-    real_indexer: bool = True,
-    fix_30642: bool = False,
     start_timeout: float = 600.0,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Serve until the server ends or the user interrupts; for the command `padtrace lab`.
+    """Serve until the server ends or the user interrupts; for `padtrace lab --no-record`.
 
-    `dp` above 1 means DP attention. Returns the server's own exit code, 0 after an interrupt.
-    Raises LabServerError when the server does not come up.
+    Returns the server's own exit code, 0 after an interrupt. Raises LabServerError when the server
+    does not come up.
     """
-    attention = [f"--dp={dp}", "--enable-dp-attention"] if dp > 1 else []
-    server = LabServer(
-        model,
-        log_path=log_path,
-        sglang_root=sglang_root,
-        tp=tp,
-        extra=[*attention, *extra],
-        port=port,
-        real_indexer=real_indexer,
-        fix_30642=fix_30642,
-    )
-    say(f"Starting {model} with {tp} ranks; its log is {log_path}.")
+    server = LabServer(setup, log_path=log_path)
+    say(f"Starting {setup.model} with {setup.tp} ranks; its log is {log_path}.")
     with server:
         outcome = server.wait_until_ready(start_timeout)
         if outcome.state != "ready":
@@ -268,7 +235,7 @@ def run_lab(
                 outcome.reason,
                 f"Its log is {log_path}.",
             )
-        say(f"Ready after {outcome.seconds:.0f} s at http://127.0.0.1:{server.port}; Ctrl-C ends.")
+        say(f"Ready after {outcome.seconds:.0f} s at http://127.0.0.1:{setup.port}; Ctrl-C ends.")
         try:
             return server.process.wait()
         except KeyboardInterrupt:

@@ -86,7 +86,7 @@ def test_bytecode_is_cached_and_the_base_environment_untouched() -> None:
 
 @pytest.mark.parametrize(
     ("model", "architecture", "backend"),
-    [("dsa", "DeepseekV32ForCausalLM", "dsa"), ("qwen3", "Qwen3ForCausalLM", "torch_native")],
+    [("dsa", "DeepseekV32ForCausalLM", "dsa"), ("dense", "Qwen3ForCausalLM", "torch_native")],
 )
 def test_arguments_name_a_model_that_is_there(
     model: LabModel, architecture: str, backend: str
@@ -101,7 +101,7 @@ def test_arguments_name_a_model_that_is_there(
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="dsa, qwen3"):
+    with pytest.raises(UsageError, match="dsa, dense"):
         lab_server_arguments("llama", port=1, tp=1)  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from padtrace.lab.environment import LabSetup
 from padtrace.lab.launcher import LabServer, LabServerError, reason_of_death, wait_until_ready
 
 # Shortened from the log of a real 0.5.18 server (tp 4, dp 2, EAGLE) that died of sglang#30296.
@@ -19,6 +20,8 @@ RuntimeError: num_splits must have shape (b+1)
 [2026-11-29 17:55:47] Subprocess scheduler_0 (pid=13127) crashed with exit code -9.
 requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected('closed'))
 """
+
+SETUP = LabSetup(model="dense", root=None, tp=1, dp=1, port=1)
 
 
 def process_that(code: str, log: Path) -> subprocess.Popen[bytes]:
@@ -84,7 +87,7 @@ def test_reason_names_a_stand_in_that_found_no_target() -> None:
 
 
 def test_request_to_nobody_tells_why(tmp_path: Path) -> None:
-    server = LabServer("qwen3", log_path=tmp_path / "log")
+    server = LabServer(SETUP, log_path=tmp_path / "log")
     server.command = [sys.executable, "-c", "print('padtrace lab: process'); print('OSError: x')"]
     with server:
         server.process.wait()
@@ -93,7 +96,7 @@ def test_request_to_nobody_tells_why(tmp_path: Path) -> None:
 
 
 def test_stop_ends_the_whole_group(tmp_path: Path) -> None:
-    server = LabServer("qwen3", log_path=tmp_path / "log")
+    server = LabServer(SETUP, log_path=tmp_path / "log")
     child = "import os, time; os.fork(); print(os.getpid(), flush=True); time.sleep(60)"
     server.command = [sys.executable, "-c", child]
     with server:
@@ -112,4 +115,4 @@ def is_running(pid: int) -> bool:
 
 def test_a_server_that_was_never_started_has_no_process(tmp_path: Path) -> None:
     with pytest.raises(LabServerError, match="not started"):
-        _ = LabServer("dsa", log_path=tmp_path / "log").process
+        _ = LabServer(SETUP, log_path=tmp_path / "log").process

@@ -41,7 +41,9 @@ def need_release(version: str) -> str:
     try:
         releases.resolve(version)
     except EnvironmentMissingError as error:
-        pytest.skip(f"SGLang {version} is not here ({error.what}): padtrace releases fetch {version}")
+        pytest.skip(
+            f"SGLang {version} is not here ({error.what}): padtrace releases fetch {version}"
+        )
     return version
 
 

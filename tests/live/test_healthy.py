@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -39,13 +40,16 @@ def run(server: LiveServer) -> Run:
     return Run(server, recorded, replayed, compare(recorded, replayed))
 
 
-CASES = {
-    "dsa": dict(model="dsa", tp=2, dp=2, server_arguments=servers.EAGLE),
-    "dense": dict(model="dense", tp=2, dp=2),
-    "dsa attention TP 2": dict(
-        model="dsa", tp=4, dp=2, server_arguments=servers.EAGLE, options=["--fix-30642"]
-    ),
-    "dense attention TP 2": dict(model="dense", tp=4, dp=2),
+CASES: dict[str, dict[str, Any]] = {
+    "dsa": {"tp": 2, "dp": 2, "server_arguments": servers.EAGLE},
+    "dense": {"model": "dense", "tp": 2, "dp": 2},
+    "dsa-attention-tp-2": {
+        "tp": 4,
+        "dp": 2,
+        "server_arguments": servers.EAGLE,
+        "options": ["--fix-30642"],
+    },
+    "dense-attention-tp-2": {"model": "dense", "tp": 4, "dp": 2},
 }
 PARAMETERS = [
     pytest.param(name, marks=[pytest.mark.live, *([pytest.mark.live_default] * (name == "dsa"))])
@@ -54,7 +58,9 @@ PARAMETERS = [
 
 
 @pytest.fixture(scope="module", params=PARAMETERS)
-def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def healthy(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("healthy")
     server = servers.start(folder, RELEASE, **CASES[request.param])
     try:
@@ -73,14 +79,18 @@ def test_the_recording_holds_every_rank_idle_forwards_included(healthy: Run) -> 
     processes = [recorded.process(row) for row in range(recorded.rows("process"))]
     size = processes[0]["tp_size"]
     assert sorted(process["tp_rank"] for process in processes) == list(range(int(size)))  # type: ignore[arg-type]
-    idle = {event["process"] for event in recorded.events() if event.values.get("forward_mode") == "IDLE"}
+    idle = {
+        event["process"]
+        for event in recorded.events()
+        if event.values.get("forward_mode") == "IDLE"
+    }
     assert idle, "one prompt alone leaves the other DP rank idle"
 
 
 def test_server_and_replay_agree_on_every_field(healthy: Run) -> None:
     differences = healthy.differences
     print(f"{differences.compared_values} values compared")
-    assert [d for d in differences.differences] == []
+    assert differences.differences == []
     assert differences.compared_values > 3000
     for kind in PADDING_EVENTS:
         assert healthy.replayed.rows(kind) == healthy.recorded.rows(kind), kind
