@@ -83,7 +83,7 @@ class RecordingBuilder:
 
     def _code(self, column_type: schema.ColumnType, value: Value) -> int:
         if value.__class__ is int:
-            return value  # type: ignore[return-value]
+            return value
         if value is Absent.NOT_OBSERVED:
             return NOT_OBSERVED_CODE
         if isinstance(value, str):
@@ -101,13 +101,17 @@ class RecordingBuilder:
         return self._vectors.setdefault(key, len(self._vectors))
 
     def snapshot_row(self, values: Mapping[str, Value]) -> int:
-        """Store a snapshot; returns its row, which a SNAPSHOT column takes instead of the values."""
-        columns = schema.SNAPSHOT.columns
+        """Store a snapshot; returns its row, which a SNAPSHOT column takes in its place."""
         if values.keys() - _SNAPSHOT_NAMES:
             raise KeyError(f"a snapshot has no column {sorted(values.keys() - _SNAPSHOT_NAMES)}")
+        get, encode = values.get, self._code
         key = tuple(
-            self._code(column.type, values.get(column.name, Absent.NOT_OBSERVED))
-            for column in columns
+            [
+                value
+                if (value := get(name, Absent.NOT_OBSERVED)).__class__ is int
+                else encode(column_type, value)
+                for name, column_type in _SNAPSHOT_COLUMNS
+            ]
         )
         row = self._snapshots.get(key)
         if row is None:
@@ -117,4 +121,5 @@ class RecordingBuilder:
         return row
 
 
+_SNAPSHOT_COLUMNS = tuple((column.name, column.type) for column in schema.SNAPSHOT.columns)
 _SNAPSHOT_NAMES = frozenset(schema.SNAPSHOT.names())
