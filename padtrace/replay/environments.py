@@ -82,7 +82,7 @@ def _stated(text: str) -> Path:
         raise EnvironmentMissingError(
             f"{PYTHON_VARIABLE}={text} is no interpreter",
             "there is no such program, or it may not be run",
-            f"set it to a python that can import torch and transformers, or unset {PYTHON_VARIABLE}",
+            f"set it to a python that imports torch and transformers, or unset {PYTHON_VARIABLE}",
         )
     return Path(found)
 

@@ -7,7 +7,7 @@ the types here.
 
 from __future__ import annotations
 
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, Union
 
 import msgspec
 
@@ -83,6 +83,8 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
 
 Request = Start | ReplayRequest | Stop
 Response = Ready | Progress | Done | Failed
+REQUESTS: tuple[type[ReplayRequest | Stop], ...] = (ReplayRequest, Stop)
+RESPONSES: tuple[type[Response], ...] = (Ready, Progress, Done, Failed)
 
 _Message = TypeVar("_Message")
 
@@ -94,8 +96,8 @@ def send(stream: BinaryIO, message: Request | Response) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO, kind: type[_Message]) -> _Message:
-    """Read one frame of a union of message types.
+def receive(stream: BinaryIO, *kinds: type[_Message]) -> _Message:
+    """Read one frame that holds a message of one of `kinds`.
 
     Raises:
         EOFError: the other side closed the stream.
@@ -104,7 +106,9 @@ def receive(stream: BinaryIO, kind: type[_Message]) -> _Message:
     length = int.from_bytes(_exactly(stream, 8), "little")
     if length > MAX_FRAME_BYTES:
         raise msgspec.DecodeError(f"a frame claims {length} bytes")
-    return msgspec.msgpack.decode(_exactly(stream, length), type=kind)
+    payload = _exactly(stream, length)
+    message: _Message = msgspec.msgpack.decode(payload, type=Union[kinds])  # noqa: UP007
+    return message
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -143,9 +143,7 @@ def listed() -> list[Listed]:
     for version in sorted({*TESTED, *cached(), *others}, key=_sort_key):
         path = here(version)
         manifest = wheels.read_manifest(path) if path else None
-        lines.append(
-            Listed(version, path is not None, path, manifest.size if manifest else None)
-        )
+        lines.append(Listed(version, path is not None, path, manifest.size if manifest else None))
     return lines
 
 

@@ -106,7 +106,7 @@ class Worker:
     def _receive(self, wanted: type[Any], progress: Progress) -> Any:
         while True:
             try:
-                message = protocol.receive(_stream(self._process.stdout), protocol.Response)
+                message = protocol.receive(_stream(self._process.stdout), *protocol.RESPONSES)
             except (EOFError, msgspec.MsgspecError, OSError):
                 raise self._died() from None
             if isinstance(message, protocol.Progress):

@@ -125,7 +125,9 @@ def _download(requirement: str, folder: Path, python: Path, say: Say) -> Path:
 def _pip(python: Path) -> list[str]:
     if importlib.util.find_spec("pip") is not None and python == Path(sys.executable):
         return [sys.executable, "-m", "pip"]
-    probe = subprocess.run([str(python), "-m", "pip", "--version"], capture_output=True, check=False)
+    probe = subprocess.run(
+        [str(python), "-m", "pip", "--version"], capture_output=True, check=False
+    )
     if probe.returncode == 0:
         return [str(python), "-m", "pip"]
     raise EnvironmentMissingError(

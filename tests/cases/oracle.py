@@ -218,7 +218,9 @@ class Comparison:
         self.check("pad.seq_lens_values", [len(lengths), max(lengths, default=0), sum(lengths)], [
             after["seq_lens.rows"], after["seq_lens_cpu.max"], after["seq_lens_cpu.sum"],
         ])  # fmt: skip
-        self.check("pad.seq_lens_sum_true", expected["seq_lens_sum_true"], after["seq_lens_cpu.sum"])
+        self.check(
+            "pad.seq_lens_sum_true", expected["seq_lens_sum_true"], after["seq_lens_cpu.sum"]
+        )
         self.check(
             "pad.extend_seq_lens_cpu_values",
             expected["extend_seq_lens_cpu_values"],
@@ -259,7 +261,10 @@ class Comparison:
             return
         self.check("q_rows", rows, _query_rows(self.alone))
         for moment, run in (("before", self.early), ("after", self.alone)):
-            if f"match_{moment}" in self.expected and "error" not in self.expected[f"plan_{moment}"]:
+            if (
+                f"match_{moment}" in self.expected
+                and "error" not in self.expected[f"plan_{moment}"]
+            ):
                 plan = run.one("plan")
                 assert plan is not None
                 same = plan["planned.rows"] == _query_rows(self.alone)
@@ -308,7 +313,9 @@ class Comparison:
         assert plan is not None
         assert pad is not None
         self.check("step2.rows", expected["plan_before"]["rows"], plan["planned.rows"])
-        self.check("step2.num_splits", expected["plan_before"]["num_splits"], plan["num_splits.rows"])
+        self.check(
+            "step2.num_splits", expected["plan_before"]["num_splits"], plan["num_splits.rows"]
+        )
         self.check(
             "step2.in_rows", expected["plan_before"]["in_rows"], plan["dsa_seqlens_expanded.rows"]
         )
@@ -328,7 +335,9 @@ class Comparison:
         for name in _PLAN_ROWS:
             self.check(f"{where}.{name}", expected[name], plan[f"{name}.rows"])
         for name in ("page_table_1", "real_page_table"):
-            self.check(f"{where}.{name}", expected[name], [plan[f"{name}.rows"], plan[f"{name}.width"]])
+            self.check(
+                f"{where}.{name}", expected[name], [plan[f"{name}.rows"], plan[f"{name}.width"]]
+            )
         for name in ("max_seq_len_q", "max_seq_len_k", "seq_lens_sum"):
             self.check(f"{where}.{name}", expected[name], plan[name])
         if "paged_ctx_lens_2d" in expected:
@@ -365,9 +374,7 @@ class Comparison:
             judged, sized = events
             where = f"graph.{runner}"
             self.check(f"{where}.can_run", expected["can_run"], bool(judged["verdict"]))
-            self.check(
-                f"{where}.can_run_key", expected["can_run_key"], judged["bucket_argument"]
-            )
+            self.check(f"{where}.can_run_key", expected["can_run_key"], judged["bucket_argument"])
             self.check(f"{where}.replay_key", expected["replay_key"], sized["bucket_argument"])
             self.check(f"{where}.bucket", expected["bucket"], sized["bucket"])
             agree = judged["bucket_argument"] == sized["bucket_argument"]

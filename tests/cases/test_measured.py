@@ -40,7 +40,10 @@ def test_every_measured_value_is_replayed(version: str, capsys: pytest.CaptureFi
     finally:
         service.close()
     with capsys.disabled():
-        print(f" {tally.compared:,} values of {len(CASES)} cases compared on SGLang {version} ", end="")
+        print(
+            f" {tally.compared:,} values of {len(CASES)} cases compared on SGLang {version} ",
+            end="",
+        )
 
 
 def _a_wrong_value_is_seen(version: str, replay: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -24,7 +25,7 @@ def main() -> int:
         return 0
     while True:
         try:
-            request = protocol.receive(incoming, protocol.ReplayRequest | protocol.Stop)
+            request = protocol.receive(incoming, *protocol.REQUESTS)
         except EOFError:
             return 0
         if isinstance(request, protocol.Stop):
@@ -62,6 +63,10 @@ def _import(start: protocol.Start, outgoing: BinaryIO) -> Any:
 
     prepare_modules()
     release = Release(start.name, version)
+    # SGLang's modules are a million objects that never go; looking through them takes seconds.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
     import sglang
 
     root = os.path.dirname(os.path.dirname(sglang.__file__ or ""))

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from padtrace.recording import schema
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Snapshot, Value
 from padtrace.replay.worker.capabilities import Capabilities
-from padtrace.replay.worker.snapshots import ALIASES, rows
+from padtrace.replay.worker.events import RecordedEvent
+from padtrace.replay.worker.snapshots import ALIASES
 from padtrace.replay.worker.standins import StandIn, Unobserved
 
 _INT64 = torch.int64
@@ -68,6 +70,12 @@ _FLAGS = (
     "forward_metadata_replan_equivalent",
 )
 
+# Given to the constructor; the others are set after it.
+_CONSTRUCTED = frozenset(
+    {"forward_mode", "batch_size", "input_ids", "req_pool_indices", "seq_lens", "out_cache_loc"}
+    | {"seq_lens_sum"}
+)
+
 # What SGLang fills in itself; not observed there means that it has not happened yet.
 _RESULTS = frozenset(
     {
@@ -79,12 +87,28 @@ _RESULTS = frozenset(
 )
 
 
+_Setter = Callable[[Any, str, Snapshot], None]
+
+
 class BatchBuilder:
     """Makes real ForwardBatch objects of one release."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self._capabilities = capabilities
         self._modes = capabilities.forward_mode
+        # Column to field and setter; a field of several columns is set by the first in a build.
+        self._setters: dict[str, tuple[str, _Setter]] = {}
+        for column in schema.SNAPSHOT.names():
+            name = column.removesuffix(".rows")
+            name = "seq_lens_cpu" if name.startswith("seq_lens_cpu.") else name
+            setter = self._setter(name)
+            if setter is not None:
+                self._setters[column] = (name, setter)
+        self._when_built = [
+            (column, name, setter)
+            for column, (name, setter) in self._setters.items()
+            if name not in _CONSTRUCTED and column not in ("seq_lens_cpu.max", "seq_lens_cpu.sum")
+        ]
 
     def build(self, snapshot: Snapshot) -> Any:
         """The batch that a snapshot describes.
@@ -102,8 +126,11 @@ class BatchBuilder:
             out_cache_loc=_tensor_field(snapshot, "out_cache_loc"),
             seq_lens_sum=_plain(snapshot, "seq_lens_sum"),
         )
-        for column in snapshot:
-            self.set_field(batch, column, snapshot)
+        for column, name, setter in self._when_built:
+            value = snapshot[column]
+            # A fresh batch holds None already, and results that SGLang has yet to make.
+            if value is not None and not _nothing_to_set(value, name):
+                setter(batch, name, snapshot)
         batch.spec_info = self.spec_info(snapshot)
         return batch
 
@@ -112,31 +139,18 @@ class BatchBuilder:
             return self._modes[name]
         raise self._capabilities.missing(f"forward mode {name}", f"ForwardMode.{name}")
 
-    def set_field(self, batch: Any, column: str, snapshot: Snapshot) -> bool:
-        """Give `batch` what `snapshot` says of one column; False where it is not set here."""
-        name = column.removesuffix(".rows")
-        value = snapshot[column]
-        if column.startswith("spec_info") or value is Absent.NO_ATTRIBUTE:
-            return False
-        if column in ("seq_lens_cpu.max", "seq_lens_cpu.sum"):
-            name = "seq_lens_cpu"
-        elif value is Absent.NOT_OBSERVED and name in _RESULTS:
-            return False
-        setter = self._setter(name)
-        if setter is None:
-            return False
-        setter(batch, name, snapshot)
-        return True
+    def set_field(self, batch: Any, column: str, snapshot: Snapshot) -> None:
+        """Give `batch` what `snapshot` says of one column that is not of the speculative input."""
+        if column in self._setters:
+            name, setter = self._setters[column]
+            if not _nothing_to_set(snapshot[column], name):
+                setter(batch, name, snapshot)
 
-    def _setter(self, name: str) -> Callable[[Any, str, Snapshot], None] | None:
+    def _setter(self, name: str) -> _Setter | None:
         if name in _TENSORS:
-            return lambda batch, field, snapshot: setattr(
-                batch, field, _tensor_field(snapshot, field)
-            )
+            return _set_tensor
         if name in _LISTS or name in _COUNTS:
-            return lambda batch, field, snapshot: setattr(
-                batch, field, _observed(snapshot, field, _copied)
-            )
+            return _set_list
         if name in _SCALARS or name in _FLAGS:
             return self._set_scalar
         return {
@@ -195,15 +209,15 @@ class BatchBuilder:
         return made
 
 
-def schedule_batch(sync: dict[str, Value], batch: Any, lora: list[Any] | None) -> StandIn:
+def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> StandIn:
     """What the scheduler hands to the function that fills in the counts."""
-    vote = bool(sync.get("can_run_dp_cuda_graph") or 0)
-    draft = _list_or_none(sync.get("draft_counts_before"))
+    vote = sync.integer("can_run_dp_cuda_graph") == 1
+    draft = sync.vector("draft_counts_before")
     return StandIn(
         "schedule batch",
         {
-            "global_num_tokens": _list_or_none(sync.get("counts_before")),
-            "global_num_tokens_for_logprob": _list_or_none(sync.get("logprob_counts_before")),
+            "global_num_tokens": sync.vector("counts_before"),
+            "global_num_tokens_for_logprob": sync.vector("logprob_counts_before"),
             "draft_global_num_tokens": draft,
             "draft_global_num_tokens_for_logprob": None if draft is None else list(draft),
             "dp_spec_prefill_coordination_applied": False,
@@ -214,6 +228,19 @@ def schedule_batch(sync: dict[str, Value], batch: Any, lora: list[Any] | None) -
             "lora_ids": lora,
         },
     )
+
+
+def _nothing_to_set(value: Value, name: str) -> bool:
+    """No such attribute in the recorded release, or a result that was not there yet."""
+    return value is Absent.NO_ATTRIBUTE or (value is Absent.NOT_OBSERVED and name in _RESULTS)
+
+
+def _set_tensor(batch: Any, name: str, snapshot: Snapshot) -> None:
+    setattr(batch, name, _tensor_field(snapshot, name))
+
+
+def _set_list(batch: Any, name: str, snapshot: Snapshot) -> None:
+    setattr(batch, name, _observed(snapshot, name, list))
 
 
 def _bare(kind: Any, snapshot: Snapshot) -> Any:
@@ -273,14 +300,6 @@ def _observed(snapshot: Snapshot, name: str, convert: Callable[[Any], Any]) -> A
     return convert(value)
 
 
-def _copied(value: Any) -> list[int]:
-    return list(value)
-
-
-def _list_or_none(value: Value) -> list[int] | None:
-    return list(value) if isinstance(value, list) else None  # type: ignore[arg-type]
-
-
 def _lengths(snapshot: Snapshot) -> list[int]:
     """Sequence lengths that agree with every recorded row count, maximum and sum.
 
@@ -295,7 +314,8 @@ def _lengths(snapshot: Snapshot) -> list[int]:
     extend = snapshot.get("extend_seq_lens_cpu")
     prefix = snapshot.get("extend_prefix_lens_cpu")
     if isinstance(extend, list) and isinstance(prefix, list) and len(extend) == len(prefix):
-        summed = [int(old) + int(new) for old, new in zip(prefix, extend, strict=True)]
+        pairs: Any = zip(prefix, extend, strict=True)
+        summed = [int(old) + int(new) for old, new in pairs]
         if len(summed) == count and total in (sum(summed), None):
             return summed
     if not isinstance(total, int) or not isinstance(longest, int):
@@ -358,8 +378,3 @@ def _set_device_counts(batch: Any, name: str, snapshot: Snapshot) -> None:
             batch.global_num_tokens_for_logprob_gpu = torch.tensor(counts, dtype=_INT64)
     elif value is None:
         batch.global_num_tokens_gpu = None
-
-
-def row_count(value: Any) -> int | None:
-    """Rows of a tensor or list; None for None."""
-    return None if value is None else rows(value)

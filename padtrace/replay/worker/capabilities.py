@@ -93,7 +93,8 @@ class Capabilities:
 
     def _scale_source(self) -> str:
         """What `scale` runs, in words."""
-        self.scale  # noqa: B018 - raises where nothing serves
+        # Looking for it raises where nothing serves.
+        _ = self.scale
         if hasattr(self.batch_class, "init_mlp_sync_metadata"):
             return "ForwardBatch.init_mlp_sync_metadata"
         return f"ForwardBatch.init_new, its block `if {_BLOCK_TEST}`"

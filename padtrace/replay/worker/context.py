@@ -155,7 +155,7 @@ class Topology:
         overrides = import_or_none("sglang.srt.arg_groups.overrides")
         if overrides is not None and hasattr(overrides, "model_config_of"):
             stack.callback(setattr, overrides, "model_config_of", overrides.model_config_of)
-            overrides.model_config_of = lambda server_args: config
+            overrides.model_config_of = lambda server_args: config  # type: ignore[attr-defined]
         elif hasattr(type(self.server_args), "get_model_config"):
             object.__setattr__(self.server_args, "model_config", config)
 
@@ -242,7 +242,7 @@ class Topology:
     def _forget_cp_strategy(self) -> None:
         base = import_or_none("sglang.srt.layers.cp.base")
         if base is not None and hasattr(base, "_STRATEGY"):
-            base._STRATEGY = None
+            base._STRATEGY = None  # type: ignore[attr-defined]
 
 
 def _argument_names() -> frozenset[str]:

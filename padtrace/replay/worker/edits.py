@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from padtrace.recording.absent import Absent
-from padtrace.recording.model import Snapshot
+from padtrace.recording.model import Snapshot, Value
 from padtrace.replay.worker.batches import BatchBuilder
 
 _UNKNOWN = object()
@@ -49,7 +49,7 @@ class OutsideEdits:
         if recorded_entry is None:
             return
         if self.recorded is not None:
-            changed = {
+            changed: Snapshot = {
                 name: value
                 for name, value in recorded_entry.items()
                 if not isinstance(value, Absent)
@@ -69,8 +69,7 @@ class OutsideEdits:
             self.edits.append(Edit(index, name))
 
 
-def observed(snapshot: Snapshot | None) -> Snapshot | None:
-    """None for a snapshot of which nothing was observed."""
-    if snapshot is None or snapshot.get("forward_mode") is Absent.NOT_OBSERVED:
-        return None
-    return snapshot
+def changes(before: Value, after: Snapshot) -> Snapshot:
+    """The columns in which two snapshots differ, with the values of the second."""
+    assert isinstance(before, dict)
+    return {name: value for name, value in after.items() if before.get(name) != value}

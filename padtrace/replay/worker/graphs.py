@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from padtrace.recording.facts import Facts, WorkerFacts
-from padtrace.recording.model import Event, Value
+from padtrace.recording.model import Value
 from padtrace.replay.worker.capabilities import Capabilities
+from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.obstacles import import_or_none
 from padtrace.replay.worker.provenance import Traced
 from padtrace.replay.worker.standins import StandIn, not_held
@@ -64,7 +65,7 @@ class _Limit(Traced):
 
     def __ge__(self, other: Any) -> bool:
         self.asked.append(other)
-        return int(self) >= other
+        return bool(int(self) >= other)
 
 
 class GraphJudge:
@@ -76,7 +77,7 @@ class GraphJudge:
         self._server_args = server_args
         self._made: dict[str, Any] = {}
 
-    def unable(self, event: Event, batch: Any) -> str | None:
+    def unable(self, event: RecordedEvent, batch: Any) -> str | None:
         """Why an event cannot be replayed, or None."""
         runner = event.text("runner") or ""
         if _kind(runner) is None:
@@ -88,7 +89,7 @@ class GraphJudge:
             return "graph: the batch was planned before, and the runner reuses that bucket"
         return None
 
-    def judge(self, event: Event, batch: Any) -> dict[str, Value]:
+    def judge(self, event: RecordedEvent, batch: Any) -> dict[str, Value]:
         """Run one of the two decisions; returns the columns of the graph event."""
         kind = _kind(event.text("runner") or "")
         assert kind is not None
@@ -133,7 +134,7 @@ class GraphJudge:
             "graph sizing", f"a bucket choice by _pad_to_bucket or bisect in {name}"
         )
 
-    def _runner(self, kind: str, event: Event) -> Any:
+    def _runner(self, kind: str, event: RecordedEvent) -> Any:
         runner = object.__new__(self._class(kind))
         width = event.integer("num_tokens_per_bs")
         captured = event.vector("captured_bs") or []
@@ -163,7 +164,7 @@ class GraphJudge:
         )
         return runner
 
-    def _model_runner(self, event: Event, worker: str) -> StandIn:
+    def _model_runner(self, event: RecordedEvent, worker: str) -> StandIn:
         algorithm = event.text("algorithm") or "NONE"
         module = self._capabilities.module("graph sizing", "speculative.spec_info")
         kind = self._capabilities.attribute("graph sizing", module, "SpeculativeAlgorithm")
@@ -210,7 +211,8 @@ class GraphJudge:
         if hasattr(base, "_pad_to_bucket"):
             members["_pad_to_bucket"] = staticmethod(_stop_at(base._pad_to_bucket))
         else:
-            module.bisect = StandIn("bisect", {"bisect_left": _bisect_and_stop})
+            stand_in = StandIn("bisect", {"bisect_left": _bisect_and_stop})
+            module.bisect = stand_in  # type: ignore[attr-defined]
         return type(f"Replayed{class_name}", (base,), members)
 
     def _hidden_mode(self, name: str) -> Any:
@@ -262,13 +264,13 @@ def _stop_at(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return _pad_to_bucket
 
 
-def _bisect_and_stop(buckets: Any, wanted: Any) -> Any:
+def _bisect_and_stop(buckets: list[int], wanted: Any) -> int:
     index = bisect.bisect_left(buckets, wanted)
     if index >= len(buckets):
         return index
     raise _Chosen(wanted, int(buckets[index]))
 
 
-def _whole(value: Any) -> int:
+def _whole(value: float) -> int:
     """A size as an integer; a fraction of a request takes the bucket of the next whole one."""
     return math.ceil(value)

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 
 from padtrace.recording import schema
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
-from padtrace.recording.model import Event, Recording
+from padtrace.recording.model import Recording
+from padtrace.replay.worker.events import HEADER, RecordedEvent
 
-_HEADER = [column.name for column in schema.HEADER]
-# Of the header, what an outcome depends on.
-_RELEVANT = ("worker", "draft_step")
-_RELEVANT_AT = [_HEADER.index(name) for name in _RELEVANT]
-_PARENT_AT, _ENTER_AT, _BATCH_AT = (
-    _HEADER.index(name) for name in ("parent", "enter_seq", "batch")
+_PARENT_AT, _ENTER_AT, _BATCH_AT, _WORKER_AT, _STEP_AT = (
+    HEADER.index(name) for name in ("parent", "enter_seq", "batch", "worker", "draft_step")
 )
 
 
@@ -27,7 +24,7 @@ class Node:
     """
 
     index: int
-    event: Event
+    event: RecordedEvent
     children: list[Node] = field(default_factory=list)
 
 
@@ -36,64 +33,66 @@ class Group:
     """All events of one batch of one process.
 
     Attributes:
-        rows: (kind, row) of each event in order of entry.
+        events: in order of entry.
         key: equal for groups whose replay must be equal within one process topology.
     """
 
-    rows: list[tuple[str, int]]
+    events: list[RecordedEvent]
     key: tuple[object, ...]
 
-
-class EventIndex:
-    """Raw rows of a recording, for grouping without decoding."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-        self._columns: dict[str, list[list[int]]] = {}
-        for kind in schema.EVENT_KINDS:
-            table = recording.table(kind)
-            names = [column.name for column in schema.event_columns(kind)]
-            columns = [table.column(name).tolist() for name in names]
-            self._columns[kind] = [list(row) for row in zip(*columns, strict=True)]
-
-    def groups(self, process: int) -> Iterator[Group]:
-        """Groups of a process, in order of their first event."""
-        collected: dict[int, list[tuple[int, str, int]]] = {}
-        alone = -1
-        for kind, rows in self._columns.items():
-            for number, values in enumerate(rows):
-                if values[0] != process:
-                    continue
-                batch = values[_BATCH_AT]
-                if batch <= HIGHEST_ABSENT_CODE:
-                    batch, alone = alone, alone - 1
-                collected.setdefault(batch, []).append((values[_ENTER_AT], kind, number))
-        for events in sorted(collected.values(), key=min):
-            yield self._group(sorted(events))
-
-    def _group(self, events: list[tuple[int, str, int]]) -> Group:
-        position = {enter: index for index, (enter, _, _) in enumerate(events)}
-        key: list[object] = []
-        for _, kind, number in events:
-            values = self._columns[kind][number]
-            parent = position.get(values[_PARENT_AT], -1)
-            relevant = tuple(values[at] for at in _RELEVANT_AT)
-            key.append((kind, parent, relevant, tuple(values[len(_HEADER) :])))
-        return Group([(kind, number) for _, kind, number in events], tuple(key))
-
-    def tree(self, group: Group) -> list[Node]:
-        """The outermost events of a group, the others nested in them."""
-        nodes = [
-            Node(index, self._recording.event(kind, number))
-            for index, (kind, number) in enumerate(group.rows)
-        ]
+    def tree(self) -> list[Node]:
+        """The outermost events, the others nested in them."""
+        nodes = [Node(index, event) for index, event in enumerate(self.events)]
         by_enter = {node.event.integer("enter_seq"): node for node in nodes}
         roots: list[Node] = []
         for node in nodes:
             parent = node.event.integer("parent")
             holder = by_enter.get(parent) if parent is not None else None
-            if holder is None or holder is node:
-                roots.append(node)
-            else:
-                holder.children.append(node)
+            (roots if holder is None or holder is node else holder.children).append(node)
         return roots
+
+
+class EventIndex:
+    """The raw rows of a recording, by process."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        # (batch, enter_seq, kind, raw columns) per process.
+        self._rows: dict[int, list[tuple[int, int, str, list[int]]]] = {}
+        for kind in schema.EVENT_KINDS:
+            table = recording.table(kind)
+            names = [column.name for column in schema.event_columns(kind)]
+            columns = [table.column(name).tolist() for name in names]
+            for values in zip(*columns, strict=True):
+                raw = list(values)
+                entry = (raw[_BATCH_AT], raw[_ENTER_AT], kind, raw)
+                self._rows.setdefault(raw[0], []).append(entry)
+
+    def groups(self, process: int) -> Iterator[Group]:
+        """Groups of a process, in order of their first event."""
+        collected: dict[int, list[tuple[int, str, list[int]]]] = {}
+        alone = -1
+        for batch, enter, kind, raw in self._rows.get(process, []):
+            if batch <= HIGHEST_ABSENT_CODE:
+                # An event of no batch is a group of its own.
+                batch, alone = alone, alone - 1
+            collected.setdefault(batch, []).append((enter, kind, raw))
+        for events in collected.values():
+            events.sort()
+        for events in sorted(collected.values(), key=lambda events: events[0]):
+            yield self._group(events)
+
+    def _group(self, events: list[tuple[int, str, list[int]]]) -> Group:
+        position = {enter: index for index, (enter, _, _) in enumerate(events)}
+        key = tuple(
+            (
+                kind,
+                position.get(raw[_PARENT_AT], -1),
+                raw[_WORKER_AT],
+                raw[_STEP_AT],
+                tuple(raw[len(HEADER) :]),
+            )
+            for _, kind, raw in events
+        )
+        made = [RecordedEvent(kind, raw, self._recording) for _, kind, raw in events]
+        return Group(made, key)

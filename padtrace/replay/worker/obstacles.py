@@ -49,7 +49,7 @@ def prepare_torch() -> None:
     torch.set_num_threads(1)
     _declare_torchvision_operators(torch)
     torch.tensor = _without_pinning(torch.tensor)
-    torch.cuda.get_device_capability = lambda device=None: DEVICE_CAPABILITY  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda device=None: DEVICE_CAPABILITY
 
 
 def _declare_torchvision_operators(torch: Any) -> None:

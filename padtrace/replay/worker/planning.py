@@ -77,7 +77,7 @@ def install_kernels(capabilities: Capabilities, provenance: Provenance) -> None:
     """Replace the two kernels that planning launches, and watch the metadata call."""
     interface = import_or_none("sglang.kernels.ops.attention.flash_mla_interface")
     if interface is not None and hasattr(interface, "get_mla_metadata"):
-        interface.get_mla_metadata = _metadata_of_contract
+        interface.get_mla_metadata = _metadata_of_contract  # type: ignore[attr-defined]
     else:
         package = sys.modules.get("sgl_kernel") or hollow_module("sgl_kernel")
         module = ModuleType("sgl_kernel.flash_mla")
@@ -86,7 +86,8 @@ def install_kernels(capabilities: Capabilities, provenance: Provenance) -> None:
         package.flash_mla = module  # type: ignore[attr-defined]
     backend_module = capabilities.dsa_module
     if hasattr(backend_module, "seqlens_expand_triton"):
-        backend_module.seqlens_expand_triton = _interpreted(backend_module.seqlens_expand_triton)
+        expand = _interpreted(backend_module.seqlens_expand_triton)
+        backend_module.seqlens_expand_triton = expand  # type: ignore[attr-defined]
     _watch_metadata(capabilities.dsa_class, provenance)
 
 

@@ -73,9 +73,11 @@ class Provenance:
         """Wrap the padding-mode choice; it stays a class method."""
         original = padding_mode.get_dp_padding_mode.__func__
 
-        def get_dp_padding_mode(cls: Any, is_extend: Any, counts: Any, **kwargs: Any) -> Any:
-            mode = original(cls, is_extend, counts, **kwargs)
-            self.mode_counts, self.mode = list(counts), mode.name
+        def get_dp_padding_mode(
+            cls: Any, /, is_extend_in_batch: Any, global_num_tokens: Any, **kwargs: Any
+        ) -> Any:
+            mode = original(cls, is_extend_in_batch, global_num_tokens, **kwargs)
+            self.mode_counts, self.mode = list(global_num_tokens), mode.name
             return mode
 
         type.__setattr__(padding_mode, "get_dp_padding_mode", classmethod(get_dp_padding_mode))

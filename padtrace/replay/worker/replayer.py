@@ -6,21 +6,22 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
-from padtrace.recording import schema
 from padtrace.recording.absent import Absent
 from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.facts import Facts, view
-from padtrace.recording.model import Event, Recording, Value
+from padtrace.recording.model import Recording, Value
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.context import Topology
+from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.groups import EventIndex, Group
-from padtrace.replay.worker.life import BatchLife, LifeResult, Outcome, Site
+from padtrace.replay.worker.life import BatchLife
+from padtrace.replay.worker.outcomes import LifeResult, Outcome
 from padtrace.replay.worker.planning import install_kernels
 from padtrace.replay.worker.provenance import Chain, Provenance
+from padtrace.replay.worker.site import Site
 
 MAX_LISTED_EDITS = 1000
 MAX_CHAINS = 200_000
-_HEADER = tuple(column.name for column in schema.HEADER)
 
 
 class Release:
@@ -64,6 +65,8 @@ class Replayer:
         self._edit_list: list[dict[str, Any]] = []
         self._not_replayed: dict[str, int] = {}
         self._equal = 0
+        # Most events meet the batch as the one before left it.
+        self._last_snapshot: tuple[Any, int] = (None, 0)
         self._chains: dict[str, int] = {}
         self._chain_texts: dict[Chain, int] = {}
 
@@ -92,20 +95,18 @@ class Replayer:
     ) -> int:
         capabilities = self._release.capabilities
         seen: dict[tuple[object, ...], LifeResult] = {}
-        answered: list[tuple[Event, Outcome]] = []
+        answered: list[tuple[RecordedEvent, Outcome]] = []
         with Topology(capabilities, facts).active() as topology:
             self._prepare(groups)
-            provenance = self._release.provenance
-            site = Site(capabilities, facts, topology.server_args, provenance, topology.cp_v2)
+            site = Site(capabilities, topology, self._release.provenance)
             for group in groups:
                 result = seen.get(group.key)
                 if result is None:
-                    result = seen[group.key] = BatchLife(site).run(self._index.tree(group))
+                    result = seen[group.key] = BatchLife(site).run(group.tree())
                 else:
                     self._equal += 1
-                events = [self._recording.event(kind, row) for kind, row in group.rows]
-                answered.extend((events[out.index], out) for out in result.outcomes)
-                self._note(process, events, result)
+                answered.extend((group.events[out.index], out) for out in result.outcomes)
+                self._note(process, group.events, result)
                 done += 1
                 if done % 64 == 0 or done == total:
                     self._progress(done, total)
@@ -113,11 +114,11 @@ class Replayer:
         return done
 
     def _prepare(self, groups: list[Group]) -> None:
-        plans = any(kind == "plan" for group in groups for kind, _ in group.rows)
+        plans = any(event.kind == "plan" for group in groups for event in group.events)
         if plans:
             self._release.prepare_planning()
 
-    def _note(self, process: int, events: list[Event], result: LifeResult) -> None:
+    def _note(self, process: int, events: list[RecordedEvent], result: LifeResult) -> None:
         for edit in result.edits:
             self._edits += 1
             if len(self._edit_list) < MAX_LISTED_EDITS:
@@ -128,7 +129,7 @@ class Replayer:
         for reason, count in result.not_replayed.items():
             self._not_replayed[reason] = self._not_replayed.get(reason, 0) + count
 
-    def _write(self, process: int, answered: list[tuple[Event, Outcome]]) -> None:
+    def _write(self, process: int, answered: list[tuple[RecordedEvent, Outcome]]) -> None:
         """Write a process's events in the recorded order, errors where they happened.
 
         Sequence numbers are the recorded ones, moved up by the errors inserted before them.
@@ -144,7 +145,7 @@ class Replayer:
 
         answered.sort(key=lambda pair: (pair[0].integer("enter_seq") or 0, pair[1].kind == "error"))
         for event, outcome in answered:
-            header = {name: event[name] for name in _HEADER}
+            header = event.header()
             header["enter_seq"] = moved(event.integer("enter_seq"))
             header["exit_seq"] = moved(event.integer("exit_seq"))
             header["parent"] = moved(event.integer("parent"))
@@ -153,8 +154,18 @@ class Replayer:
                 header["enter_seq"] = int(header["enter_seq"]) + 1  # type: ignore[arg-type]
             if not outcome.ended:
                 header["exit_seq"] = Absent.NOT_OBSERVED
-            self._builder.add_event(outcome.kind, {**header, **outcome.values})
+            self._builder.add_event(outcome.kind, {**header, **self._by_row(outcome.values)})
             self._keep_chains(process, header["enter_seq"], outcome)
+
+    def _by_row(self, values: dict[str, Value]) -> dict[str, Value]:
+        """Snapshots by their row in the new file; equal batches share them."""
+        for name in ("entry", "exit"):
+            snapshot = values.get(name)
+            if isinstance(snapshot, dict):
+                if snapshot is not self._last_snapshot[0]:
+                    self._last_snapshot = (snapshot, self._builder.snapshot_row(snapshot))
+                values[name] = self._last_snapshot[1]
+        return values
 
     def _keep_chains(self, process: int, enter: Value, outcome: Outcome) -> None:
         for column, chain in outcome.chains.items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import compress
+from operator import is_not, itemgetter
 from typing import Any
 
 from padtrace.recording import schema
@@ -20,78 +23,116 @@ ALIASES = {
     "original_batch_size": ("_original_batch_size",),
     "original_num_tokens": ("_original_num_tokens",),
 }
-
-_SPECIAL = frozenset(
-    {
-        "seq_lens_cpu.max",
-        "seq_lens_cpu.sum",
-        "mrope_positions.rows",
-        "tbo_children",
-        "attn_cp_metadata.rows",
-        "spec_info",
-    }
-)
+_MUTABLE = ("vector", "list")
 
 
-def _plain_columns() -> tuple[list[tuple[str, str, tuple[str, ...]]], list[tuple[str, str, str]]]:
-    """(column, kind, attribute names) of the batch, and (column, kind, attribute) of spec_info."""
-    batch: list[tuple[str, str, tuple[str, ...]]] = []
-    spec: list[tuple[str, str, str]] = []
-    for column in schema.SNAPSHOT.columns:
-        if column.name in _SPECIAL:
-            continue
-        name, rows, _ = column.name.partition(".rows")
-        kind = "rows" if rows else column.type.value
-        if name.startswith("spec_info."):
-            spec.append((column.name, kind, name.removeprefix("spec_info.")))
+def _kind(column: schema.Column) -> str:
+    if column.name in ("mrope_positions.rows", "attn_cp_metadata.rows"):
+        return column.name.removesuffix(".rows")
+    if column.name in ("lora_ids.rows", "tbo_children"):
+        return "list"
+    return "rows" if column.name.endswith(".rows") else column.type.value
+
+
+class SnapshotTaker:
+    """Takes snapshots of the batches of one release, quickly where little has changed.
+
+    Args:
+        batch_class: ForwardBatch of the release.
+        cp_rank: attention context-parallel rank of the process.
+    """
+
+    def __init__(self, batch_class: Any, cp_rank: int) -> None:
+        self._cp_rank = cp_rank
+        there = set(getattr(batch_class, "__dataclass_fields__", ())) | set(vars(batch_class))
+        self._columns: list[tuple[str, str, str]] = []
+        self._spec: list[tuple[str, str, str]] = []
+        for column in schema.SNAPSHOT.columns:
+            name = column.name.removesuffix(".rows")
+            if column.name in ("spec_info", "seq_lens_cpu.max", "seq_lens_cpu.sum"):
+                continue
+            if name.startswith("spec_info."):
+                attribute = name.removeprefix("spec_info.")
+                self._spec.append((column.name, _kind(column), attribute))
+                continue
+            found = [option for option in (name, *ALIASES.get(name, ())) if option in there]
+            # What no class declares may still be set on the object, as old releases do.
+            attribute = found[0] if found else ALIASES.get(name, (name,))[0]
+            self._columns.append((column.name, _kind(column), attribute))
+        self._names = [attribute for _, _, attribute in self._columns]
+        self._get = itemgetter(*self._names)
+        self._indices = range(len(self._columns))
+        # Lists are looked at every time, since SGLang edits them in place.
+        self._mutable = [i for i, (_, kind, _) in enumerate(self._columns) if kind in _MUTABLE]
+        self._last: tuple[Any, tuple[Any, ...], Snapshot] = (None, (), {})
+        self._readers: dict[str, Callable[[Any], Value]] = {
+            "rows": rows,
+            "list": rows,
+            "vector": integers,
+            "int": int,
+            "bool": int,
+            "string": lambda value: str(getattr(value, "name", value)),
+            "mrope_positions": lambda value: int(value.shape[1]),
+            "attn_cp_metadata": self._shard_rows,
+        }
+
+    def take(self, batch: Any) -> Snapshot:
+        """The snapshot of `batch` now; the very same object as last time if nothing changed."""
+        held = batch.__dict__
+        try:
+            raw = self._get(held)
+        except KeyError:
+            raw = tuple(getattr(batch, name, _MISSING) for name in self._names)
+        owner, last, before = self._last
+        if owner is held:
+            changed = {*compress(self._indices, map(is_not, raw, last)), *self._mutable}
         else:
-            batch.append((column.name, kind, (name, *ALIASES.get(name, ()))))
-    return batch, spec
+            changed, before = set(self._indices), {}
+        now: Snapshot = {}
+        for index in changed:
+            column, kind, _ = self._columns[index]
+            now[column] = self._read(kind, raw[index])
+        self._lengths(batch.seq_lens_cpu, now)
+        self._speculative(batch.spec_info, now)
+        if any(before.get(column, _MISSING) != value for column, value in now.items()):
+            before = {**before, **now}
+        self._last = (held, raw, before)
+        return before
 
-
-_BATCH_COLUMNS, _SPEC_COLUMNS = _plain_columns()
-
-
-def take(batch: Any, cp_rank: int = 0) -> Snapshot:
-    """The snapshot of `batch` now, as context-parallel rank `cp_rank` sees it; lists are copied."""
-    snapshot: Snapshot = {}
-    held = batch.__dict__
-    for column, kind, names in _BATCH_COLUMNS:
-        value = held.get(names[0], _MISSING)
+    def _read(self, kind: str, value: Any) -> Value:
+        if value is None:
+            return None
         if value is _MISSING:
-            value = _find(batch, names)
-        snapshot[column] = _value(kind, value)
-    _special(batch, snapshot, cp_rank)
-    spec = batch.spec_info
-    snapshot["spec_info"] = None if spec is None else type(spec).__name__
-    for column, kind, name in _SPEC_COLUMNS:
-        value = None if spec is None else getattr(spec, name, _MISSING)
-        snapshot[column] = _value(kind, value)
-    return snapshot
+            return Absent.NO_ATTRIBUTE
+        if isinstance(value, Unobserved):
+            return Absent.NOT_OBSERVED
+        return self._readers[kind](value)
 
+    def _lengths(self, lengths: Any, snapshot: Snapshot) -> None:
+        longest: Value = None
+        total: Value = None
+        if isinstance(lengths, Unobserved):
+            longest = total = Absent.NOT_OBSERVED
+        elif lengths is not None:
+            listed = lengths.tolist()
+            longest, total = max(listed, default=0), sum(listed)
+        snapshot["seq_lens_cpu.max"], snapshot["seq_lens_cpu.sum"] = longest, total
 
-def _find(batch: Any, names: tuple[str, ...]) -> Any:
-    for name in names:
-        value = getattr(batch, name, _MISSING)
-        if value is not _MISSING:
-            return value
-    return _MISSING
+    def _speculative(self, spec: Any, snapshot: Snapshot) -> None:
+        if isinstance(spec, Unobserved):
+            snapshot["spec_info"] = Absent.NOT_OBSERVED
+            return
+        snapshot["spec_info"] = None if spec is None else type(spec).__name__
+        for column, kind, name in self._spec:
+            value = None if spec is None else getattr(spec, name, _MISSING)
+            snapshot[column] = self._read(kind, value)
 
-
-def _value(kind: str, value: Any) -> Value:
-    if value is None:
-        return None
-    if value is _MISSING:
-        return Absent.NO_ATTRIBUTE
-    if isinstance(value, Unobserved):
-        return Absent.NOT_OBSERVED
-    if kind == "rows":
-        return rows(value)
-    if kind == "vector":
-        return integers(value)
-    if kind == "string":
-        return str(getattr(value, "name", value))
-    return int(value)
+    def _shard_rows(self, metadata: Any) -> Value:
+        """Tokens of this rank's shard, where the context-parallel metadata state them."""
+        per_rank = getattr(metadata, "per_rank_actual_token", None)
+        if per_rank is None:
+            return Absent.NOT_OBSERVED
+        return integers(per_rank)[self._cp_rank]
 
 
 def rows(value: Any) -> int:
@@ -102,39 +143,12 @@ def rows(value: Any) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
+def row_count(value: Any) -> int | None:
+    """Rows of a tensor or list; None for None."""
+    return None if value is None else rows(value)
+
+
 def integers(value: Any) -> list[int]:
     """A list or a tensor as a list of plain integers."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     return [int(item) for item in listed]
-
-
-def _special(batch: Any, snapshot: Snapshot, cp_rank: int) -> None:
-    lengths = batch.seq_lens_cpu
-    if lengths is None or isinstance(lengths, Unobserved):
-        absent = None if lengths is None else Absent.NOT_OBSERVED
-        snapshot["seq_lens_cpu.max"] = snapshot["seq_lens_cpu.sum"] = absent
-    else:
-        listed = lengths.tolist()
-        snapshot["seq_lens_cpu.max"] = max(listed, default=0)
-        snapshot["seq_lens_cpu.sum"] = sum(listed)
-    snapshot["mrope_positions.rows"] = _token_axis(getattr(batch, "mrope_positions", _MISSING))
-    children = getattr(batch, "tbo_children", _MISSING)
-    snapshot["tbo_children"] = _value("rows", children)
-    metadata = getattr(batch, "attn_cp_metadata", _MISSING)
-    snapshot["attn_cp_metadata.rows"] = _shard_rows(metadata, cp_rank)
-
-
-def _token_axis(value: Any) -> Value:
-    if value is None or value is _MISSING or isinstance(value, Unobserved):
-        return _value("rows", value)
-    return int(value.shape[1])
-
-
-def _shard_rows(metadata: Any, cp_rank: int) -> Value:
-    """Tokens of this rank's shard, where the context-parallel metadata state them."""
-    if metadata is None or metadata is _MISSING or isinstance(metadata, Unobserved):
-        return _value("rows", metadata)
-    per_rank = getattr(metadata, "per_rank_actual_token", None)
-    if per_rank is None:
-        return Absent.NOT_OBSERVED
-    return integers(per_rank)[cp_rank]

@@ -1,0 +1,69 @@
+"""Recorded events as a replay reads them: decoded column by column, when asked."""
+
+from __future__ import annotations
+
+from padtrace.recording import schema
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE, value_of
+from padtrace.recording.model import Recording, Snapshot, Value
+
+HEADER = tuple(column.name for column in schema.HEADER)
+_COLUMNS = {kind: schema.event_columns(kind) for kind in schema.EVENT_KINDS}
+_PLACES = {
+    kind: {column.name: place for place, column in enumerate(columns)}
+    for kind, columns in _COLUMNS.items()
+}
+
+
+class RecordedEvent:
+    """One event of the recording; like `recording.model.Event`, but it decodes what is read."""
+
+    __slots__ = ("_raw", "_recording", "kind")
+
+    def __init__(self, kind: str, raw: list[int], recording: Recording) -> None:
+        self.kind = kind
+        self._raw = raw
+        self._recording = recording
+
+    def __getitem__(self, name: str) -> Value:
+        place = _PLACES[self.kind][name]
+        code = self._raw[place]
+        if code <= HIGHEST_ABSENT_CODE:
+            return value_of(code)
+        column_type = _COLUMNS[self.kind][place].type
+        recording = self._recording
+        if column_type is schema.ColumnType.STRING:
+            return recording.strings[code]
+        if column_type is schema.ColumnType.VECTOR:
+            return recording.vector(code)
+        if column_type is schema.ColumnType.SNAPSHOT:
+            return recording.snapshot(code)
+        if column_type is schema.ColumnType.STRINGS:
+            return [recording.strings[index] for index in recording.vector(code)]
+        return code
+
+    def integer(self, name: str) -> int | None:
+        """The value if it is a real integer, otherwise None."""
+        value = self[name]
+        return value if isinstance(value, int) else None
+
+    def text(self, name: str) -> str | None:
+        value = self[name]
+        return value if isinstance(value, str) else None
+
+    def vector(self, name: str) -> list[int] | None:
+        value = self[name]
+        return value if isinstance(value, list) else None  # type: ignore[return-value]
+
+    def snapshot(self, name: str) -> Snapshot | None:
+        """A snapshot of which something was observed, otherwise None."""
+        value = self[name]
+        if not isinstance(value, dict) or not isinstance(value["forward_mode"], str):
+            return None
+        return value
+
+    def own(self) -> dict[str, Value]:
+        """Every column that is not of the header."""
+        return {column.name: self[column.name] for column in _COLUMNS[self.kind][len(HEADER) :]}
+
+    def header(self) -> dict[str, Value]:
+        return {name: self[name] for name in HEADER}
