@@ -91,7 +91,7 @@ def _serve(release: Any, request: protocol.ReplayRequest, outgoing: BinaryIO) ->
     release.provenance.enabled = request.chains
     try:
         recording = from_bytes(request.recording, "the recording sent to the worker")
-        replayed = Replayer(release, recording, progress).replay()
+        replayed = Replayer(release, recording, progress, request.kernels).replay()
         protocol.send(outgoing, protocol.Done(recording=to_bytes(replayed)))
     except PadtraceError as error:
         _fail(outgoing, error)

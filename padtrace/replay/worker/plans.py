@@ -10,7 +10,7 @@ from padtrace.recording.model import Value
 from padtrace.replay.worker.edits import changes
 from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.groups import Node
-from padtrace.replay.worker.outcomes import Outcome
+from padtrace.replay.worker.outcomes import BatchEndedError, Outcome
 from padtrace.replay.worker.provenance import Chain, chain_of
 
 if TYPE_CHECKING:
@@ -156,6 +156,24 @@ class Plans:
         outcome.chains["q.rows"] = self._query_chain(rows)
         if plan is not None and self._chain:
             outcome.chains["num_splits.rows"] = self._chain
+        self._ask_kernel(node, outcome)
+
+    def _ask_kernel(self, node: Node, outcome: Outcome) -> None:
+        """Whether the kernel takes the launch; a refusal ends the batch, as it ends a server."""
+        asked = {"indices.shape": node.event["indices.shape"], **outcome.values}
+        result = self._life.site.launches.judge(asked)
+        if result is None or result.outcome not in ("pass", "refused"):
+            return
+        outcome.values["failed"] = int(result.outcome == "refused")
+        if result.outcome == "refused":
+            outcome.ended = False
+            values: dict[str, Value] = {
+                "function": outcome.values["function"],
+                "type": "RuntimeError",
+                "message": result.error,
+            }
+            self._life.add("error", node, values).ended = False
+            raise BatchEndedError
 
     def _plan_of(self, event: RecordedEvent) -> dict[str, Value] | None:
         """The metadata this launch reads: of its draft step where a wrapper planned several."""

@@ -14,6 +14,7 @@ from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.context import Topology
 from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.groups import EventIndex, Group
+from padtrace.replay.worker.launches import LaunchJudge
 from padtrace.replay.worker.life import BatchLife
 from padtrace.replay.worker.outcomes import LifeResult, Outcome
 from padtrace.replay.worker.planning import install_kernels
@@ -54,12 +55,17 @@ class Replayer:
     """Turns one recording into its replay on one release."""
 
     def __init__(
-        self, release: Release, recording: Recording, progress: Callable[[int, int], None]
+        self,
+        release: Release,
+        recording: Recording,
+        progress: Callable[[int, int], None],
+        kernels: str = "off",
     ) -> None:
         self._release = release
         self._recording = recording
         self._progress = progress
         self._index = EventIndex(recording)
+        self._launches = LaunchJudge(kernels, release.version)
         self._builder = RecordingBuilder(self._about())
         self._edits = 0
         self._edit_list: list[dict[str, Any]] = []
@@ -98,7 +104,7 @@ class Replayer:
         answered: list[tuple[RecordedEvent, Outcome]] = []
         with Topology(capabilities, facts).active() as topology:
             self._prepare(groups)
-            site = Site(capabilities, topology, self._release.provenance)
+            site = Site(capabilities, topology, self._release.provenance, self._launches)
             for group in groups:
                 result = seen.get(group.key)
                 if result is None:

@@ -9,6 +9,7 @@ from padtrace.replay.worker.batches import BatchBuilder
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.context import Topology
 from padtrace.replay.worker.graphs import GraphJudge
+from padtrace.replay.worker.launches import LaunchJudge
 from padtrace.replay.worker.planning import Planner
 from padtrace.replay.worker.provenance import Provenance
 from padtrace.replay.worker.runners import padding_runner
@@ -24,12 +25,17 @@ class Site:
     """
 
     def __init__(
-        self, capabilities: Capabilities, topology: Topology, provenance: Provenance
+        self,
+        capabilities: Capabilities,
+        topology: Topology,
+        provenance: Provenance,
+        launches: LaunchJudge,
     ) -> None:
         facts: Facts = topology.facts
         server_args: Any = topology.server_args
         self.capabilities = capabilities
         self.provenance = provenance
+        self.launches = launches
         self.builder = BatchBuilder(capabilities)
         self.snapshots = SnapshotTaker(capabilities.batch_class, facts.parallel.attn_cp_rank)
         self.planner = Planner(capabilities, facts, server_args, provenance)
