@@ -45,7 +45,7 @@ def print_info(out: Console, recording: Recording, path: str) -> None:
             out.print(Padding(Text(line), (0, 0, 0, 2)))
         out.print()
     action = "replay" if seen.source == "made" else "diff"
-    out.print(Text(f"next: padtrace {action} {path}", style="dim"))
+    out.print(Text(f"next: padtrace {action} {path}", style="dim"), soft_wrap=True)
 
 
 def _headline(seen: Summary, path: str) -> str:

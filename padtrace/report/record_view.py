@@ -77,7 +77,7 @@ class RecordView:
                 err.print(Text(f"  ranks without a recording here: {listed}"))
         if result.rings is not None:
             err.print(Text(f"  rings kept in {result.rings}"))
-        err.print(Text(f"  next: {result.next_command}", style="bold"))
+        err.print(Text(f"  next: {result.next_command}", style="bold"), soft_wrap=True)
 
 
 def _diagnosis(path: Path) -> str:

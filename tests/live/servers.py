@@ -39,11 +39,11 @@ END_SECONDS = 90
 def need_release(version: str) -> str:
     """The version, or a skip that says how to get it."""
     try:
-        releases.resolve(version)
-    except EnvironmentMissingError as error:
-        pytest.skip(
-            f"SGLang {version} is not here ({error.what}): padtrace releases fetch {version}"
-        )
+        found = releases.here(version)
+    except EnvironmentMissingError:
+        found = None
+    if found is None:
+        pytest.skip(f"SGLang {version} is not here: padtrace releases fetch {version}")
     return version
 
 

@@ -50,7 +50,8 @@ def test_every_rank_is_there_up_to_the_failing_launch(recording: Recording) -> N
     assert recording.rows("process") == 4
     for process in range(4):
         kinds = [event.kind for event in recording.events(process=process)]
-        assert kinds.index("plan") < kinds.index("pad")
+        after_last_plan = kinds[len(kinds) - kinds[::-1].index("plan") :]
+        assert "pad" in after_last_plan, "the draft decode was planned before its pad"
     errors = [event for event in recording.events() if event.kind == "error"]
     assert errors
     assert all(event["message"] == WORDS for event in errors)
@@ -92,7 +93,7 @@ def test_the_alarm_speaks_before_the_kernel(crashed: LiveServer) -> None:
 
 
 def test_the_command_says_where_the_recording_is(crashed: LiveServer) -> None:
-    assert f"padtrace diff {crashed.recording}" in crashed.log.replace("\n", "")
+    assert f"padtrace diff {crashed.recording}" in crashed.log
 
 
 def test_no_secret_is_in_a_byte_of_it(crashed: LiveServer) -> None:
