@@ -10,6 +10,7 @@ import logging
 import os
 
 from padtrace.contracts.rows import num_splits_agrees, num_splits_expected
+from padtrace.record.snapshots import METADATA_READY, REPLAN_EQUIVALENT, TOKEN_ROWS, Snapshot
 from padtrace.record.state import BatchRecord, PadNote, PlanNote, State
 
 logger = logging.getLogger("padtrace")
@@ -42,6 +43,26 @@ class Alarm:
             f"{function} gets q with {q_rows} rows and num_splits with {splits}, "
             f"needs {num_splits_expected(q_rows)}; {_history(record)}"
         )
+
+    def padded(self, record: BatchRecord, after: Snapshot) -> None:
+        """A pad has ended; asked only where launches cannot be seen.
+
+        A batch marked ready is not planned again unless a re-plan is declared equivalent, so its
+        plan will meet the padded rows.
+        """
+        plan, rows = record.plan, after.scalars[TOKEN_ROWS]
+        will_not_replan = (
+            after.scalars[METADATA_READY] == 1 and after.scalars[REPLAN_EQUIVALENT] != 1
+        )
+        if plan is None or rows < 0 or not will_not_replan:
+            return
+        if not num_splits_agrees(rows, plan.num_splits):
+            self._state.writer.divergence()
+            self._told.add(("rows", record.number))
+            self._say(
+                f"q will have {rows} rows and num_splits {plan.num_splits}, "
+                f"needs {num_splits_expected(rows)}; {_history(record)}"
+            )
 
     def failed(self, function: str, record: BatchRecord) -> None:
         """An exception left a hooked function; nothing more to say where the rows were told."""

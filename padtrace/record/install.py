@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from padtrace.record.alarm import Alarm
 from padtrace.record.facts_collector import fingerprint, runner_facts
 from padtrace.record.hooks import Around, Hook, around, watching
 from padtrace.record.imports import ImportWatch
@@ -18,7 +19,7 @@ from padtrace.record.probes.batch import InitNewProbe, SyncProbe
 from padtrace.record.probes.context import Context
 from padtrace.record.probes.forward import ForwardProbe
 from padtrace.record.probes.graph import BucketWatch, GraphProbe
-from padtrace.record.probes.launch import LaunchProbe, RowAlarm
+from padtrace.record.probes.launch import LaunchProbe
 from padtrace.record.probes.pad import PadInputsProbe, PadProbe, UnpadProbe
 from padtrace.record.probes.plan import FlashMLAMetadataWatch, PlanProbe, SliceWatch
 from padtrace.record.probes.ready import ReadyProbe
@@ -51,7 +52,7 @@ class Installer:
     def __init__(
         self,
         context: Context,
-        alarm: RowAlarm | None,
+        alarm: Alarm | None,
         look: Look,
         register: Register,
         is_compiling: Callable[[], bool],
@@ -158,10 +159,12 @@ class Installer:
             return GraphProbe(context, function, chooses=kind == "load")
         if kind == "launch":
             return LaunchProbe(context, function, self._alarm)
+        if kind == "pad":
+            blind = not self._has["flash_mla_with_kvcache"]
+            return PadProbe(context, self._alarm.padded if self._alarm and blind else None)
         simple = {
             "sync": SyncProbe,
             "ready": ReadyProbe,
-            "pad": PadProbe,
             "pad_inputs": PadInputsProbe,
             "unpad": UnpadProbe,
         }.get(kind)

@@ -25,6 +25,8 @@ _SPEC_CLASS = _POSITION["spec_info"]
 _MAX, _SUM = _POSITION["seq_lens_cpu.max"], _POSITION["seq_lens_cpu.sum"]
 MODE, BATCH_SIZE = _POSITION["forward_mode"], _POSITION["batch_size"]
 TOKEN_ROWS = _POSITION["input_ids.rows"]
+METADATA_READY = _POSITION["forward_metadata_ready"]
+REPLAN_EQUIVALENT = _POSITION["forward_metadata_replan_equivalent"]
 _DERIVED = ("spec_info", "seq_lens_cpu.max", "seq_lens_cpu.sum")
 _VECTORS = tuple(c.name for c in schema.SNAPSHOT.columns if c.type is schema.ColumnType.VECTOR)
 # Columns whose attribute has another name, in some release or in all.

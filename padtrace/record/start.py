@@ -6,6 +6,7 @@ nothing is where it was, one line says so and the server goes on unrecorded.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from typing import Any
@@ -21,6 +22,9 @@ from padtrace.record.ring import EventWriter, RingUnavailable
 from padtrace.record.state import State
 from padtrace.record.targets import live_look
 
+# The only tier there are probes for: shapes and host integers.
+TIER = "shape"
+
 logger = logging.getLogger("padtrace")
 
 
@@ -31,6 +35,8 @@ def start() -> bool:
         return False
     for problem in wanted.problems:
         logger.warning("padtrace: %s", problem)
+    if wanted.tier != TIER:
+        logger.warning("padtrace: tier %s is not recorded yet: %s is", wanted.tier, TIER)
     try:
         writer = EventWriter.create(
             wanted.folder, size_bytes=wanted.ring_bytes, policy=wanted.policy, run=wanted.run
@@ -45,6 +51,8 @@ def start() -> bool:
             "padtrace: recording of this process is off: %s: %s", type(error).__name__, error
         )
         return False
+    # Killed processes never come here; what they leave says so by not being complete.
+    atexit.register(writer.close)
     logger.info("padtrace: recording to %s", writer.path)
     return True
 
@@ -67,6 +75,6 @@ def _hook_everything(state: State, wanted: settings.Settings) -> None:
     alarm = Alarm(state, str(wanted.folder)) if wanted.alarm else None
     tell: Any = alarm.failed if alarm is not None else None
     state.on_error.append(ErrorRecorder(state, tell))
-    state.writer.facts(process_facts(wanted.tier))
+    state.writer.facts(process_facts(TIER))
     context = Context(state, ForwardBatch, attn_cp_rank)
     Installer(context, alarm, live_look, register, torch.compiler.is_compiling).install()

@@ -8,7 +8,7 @@ import pytest
 
 from padtrace.record.alarm import MAX_LINES, Alarm
 from padtrace.record.state import PadNote, PlanNote
-from tests.record.standins import Recorder
+from tests.record.standins import Recorder, decode_batch
 
 
 @pytest.fixture
@@ -61,3 +61,21 @@ def test_a_server_that_goes_on_is_not_flooded(
     for _ in range(100):
         alarm.launch("flash_mla_with_kvcache", recorder.state.nobody, 2, 2)
     assert len(caplog.records) == MAX_LINES
+
+
+@pytest.mark.parametrize(
+    ("ready", "equivalent", "lines"), [(True, False, 1), (True, True, 0), (False, False, 0)]
+)
+def test_without_launches_a_plan_that_will_not_be_made_again_is_told_at_the_pad(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture, ready: bool, equivalent: bool, lines: int
+) -> None:
+    alarm = Alarm(recorder.state, "rings")
+    batch = decode_batch(
+        8, forward_metadata_ready=ready, forward_metadata_replan_equivalent=equivalent
+    )
+    record = recorder.context.record_of(batch)
+    record.plan = PlanNote("Backend.init_forward_metadata", 3, 6, 7)
+    alarm.padded(record, recorder.context.snap(batch))
+    assert len(caplog.records) == lines
+    if lines:
+        assert "q will have 8 rows and num_splits 7, needs 9" in caplog.text

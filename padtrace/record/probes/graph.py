@@ -101,6 +101,8 @@ class GraphProbe:
         if self._chooses and choice.bucket == NOT_OBSERVED_CODE:
             # Releases without _pad_to_bucket leave the bucket on the runner.
             choice.bucket = integer_of(getattr(frame.subject, "bs", None))
+        if self._chooses and not self._state.open:
+            self._context.snapshots.forget()
         verdict = int(result) if isinstance(result, bool) else NOT_OBSERVED_CODE
         pairs = (EXIT_SEQ, exit_seq, _VERDICT, verdict)
         self._context.update(

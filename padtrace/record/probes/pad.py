@@ -7,7 +7,7 @@ from typing import Any
 
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
 from padtrace.record.snapshots import TOKEN_ROWS, Snapshot, rows_of
-from padtrace.record.state import PAD, UNPAD, Frame, PadNote
+from padtrace.record.state import PAD, UNPAD, BatchRecord, Frame, PadNote
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 
 _OWNED = (
@@ -37,11 +37,11 @@ class PadProbe:
     title = "prepare_mlp_sync_batch"
 
     def __init__(
-        self, context: Context, padded: Callable[[Frame, Snapshot, Snapshot], None] | None = None
+        self, context: Context, padded: Callable[[BatchRecord, Snapshot], None] | None = None
     ) -> None:
         """
         Args:
-            padded: told of every finished pad, for the alarm.
+            padded: the alarm, where no launch will tell it; given the batch after the pad.
         """
         self._context = context
         self._state = context.state
@@ -74,7 +74,7 @@ class PadProbe:
         )
         self._write(frame, exit_seq, after)
         if self._padded is not None:
-            self._padded(frame, pad.entry, after)
+            self._padded(frame.record, after)
 
     def _failed(self, frame: Frame, observed: bool) -> None:
         self._write(frame, exit_number(self._context, frame, observed), UNSEEN)
