@@ -8,6 +8,8 @@ signed type that holds it, by the first of these encodings that is smallest:
   value starts afresh from `NAME.fresh_values`.
 - `dictionary`: an index tensor (`NAME`) and a tensor of distinct values (`NAME.dictionary`).
 - `plain`: the values.
+- `same`: no tensor; another column, named in the schema as `TABLE/COLUMN`, has the very same values
+  (the row counts of most fields move together). The writer and the reader see to it.
 
 Absent values take the three lowest numbers of the stored type (see `recording.absent`).
 """
@@ -32,6 +34,7 @@ ENCODINGS: dict[str, tuple[str, ...]] = {
     "plain": ("",),
     "delta": ("", ".fresh_rows", ".fresh_values"),
     "dictionary": ("", ".dictionary"),
+    "same": (),
 }
 _SIGNED_TYPES = (np.int8, np.int16, np.int32, np.int64)
 _MAX_DICTIONARY = 2**15

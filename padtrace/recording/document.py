@@ -38,6 +38,7 @@ encoding stands in `tables`:
 - `delta`: steps to the row before. At the rows in `TABLE/COLUMN.fresh_rows` the value starts afresh
   from `TABLE/COLUMN.fresh_values`.
 - `dictionary`: indices into `TABLE/COLUMN.dictionary`.
+- `same`: no tensor; the column that `as` names (`TABLE/COLUMN`) has the very same values.
 
 Absent values are the three lowest numbers of the stored type, in this order: None (SGLang held
 None), no attribute (this release has no such attribute), not observed (nobody looked). Constants
@@ -55,7 +56,7 @@ versions; an older file then reads as "not observed" there.
 
 def markdown() -> str:
     """The whole page."""
-    assert set(columns.ENCODINGS) == {"constant", "plain", "delta", "dictionary"}
+    assert set(columns.ENCODINGS) == {"constant", "plain", "delta", "dictionary", "same"}
     parts = [
         _OPENING,
         _section("Header of every event", "Present in each event table.", schema.HEADER),

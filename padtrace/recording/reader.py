@@ -29,10 +29,11 @@ _ASK_AGAIN = "ask for the file again, or record once more"
 _DTYPES = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 
 
-class _ColumnEntry(msgspec.Struct):
+class _ColumnEntry(msgspec.Struct, rename={"same_as": "as"}):
     encoding: str
     type: str
     constant: int | None = None
+    same_as: str | None = None
 
 
 class _TableEntry(msgspec.Struct):
@@ -170,13 +171,14 @@ def _assemble(
     tensors: dict[str, NDArray[Any]], texts: dict[str, str], name: str, limit: int
 ) -> Recording:
     entries = _json(texts, "tables", dict[str, _TableEntry], name)
+    _check_same(entries, name)
     tables: dict[str, TableData] = {}
     for table in schema.all_tables():
         entry = entries.get(table.name, _TableEntry(rows=0, columns={}))
         if not 0 <= entry.rows <= limit:
             raise _bad(name, f"table {table.name} claims {entry.rows} rows", _ASK_AGAIN)
         tables[table.name] = TableData(
-            table.name, entry.rows, _loader(table.name, entry, tensors, name)
+            table.name, entry.rows, _loader(table.name, entry, tables, tensors, name)
         )
     return Recording(
         tables=tables,
@@ -190,7 +192,11 @@ def _assemble(
 
 
 def _loader(
-    table: str, entry: _TableEntry, tensors: dict[str, NDArray[Any]], name: str
+    table: str,
+    entry: _TableEntry,
+    tables: dict[str, TableData],
+    tensors: dict[str, NDArray[Any]],
+    name: str,
 ) -> Callable[[str], Int64Array | None]:
     def load(column: str) -> Int64Array | None:
         described = entry.columns.get(column)
@@ -201,6 +207,9 @@ def _loader(
             raise _bad(
                 name, f"column {where} has encoding {described.encoding!r}", "upgrade padtrace"
             )
+        if described.encoding == "same":
+            other_table, _, other_column = (described.same_as or "").partition("/")
+            return tables[other_table].column(other_column)
         parts = {
             suffix: _required(tensors, f"{where}{suffix}", name)
             for suffix in ENCODINGS[described.encoding]
@@ -208,6 +217,23 @@ def _loader(
         return decode(described.encoding, described.constant, parts, entry.rows, where)
 
     return load
+
+
+def _check_same(entries: dict[str, _TableEntry], name: str) -> None:
+    """A column with the values of another must name one that is stored itself, of equal rows."""
+    known = {table.name for table in schema.all_tables()}
+    for table, entry in entries.items():
+        for column, described in entry.columns.items():
+            if described.encoding != "same":
+                continue
+            other_table, _, other_column = (described.same_as or "").partition("/")
+            other = entries.get(other_table, _TableEntry(rows=-1, columns={}))
+            stored = other.columns.get(other_column)
+            # A chain of names could have no end.
+            fits = stored is not None and stored.encoding != "same" and other.rows == entry.rows
+            if not fits or other_table not in known:
+                what = f"column {table}/{column} is said to be {described.same_as!r}"
+                raise _bad(name, f"{what}, which cannot be", _ASK_AGAIN)
 
 
 def _check_references(recording: Recording, name: str) -> None:

@@ -16,8 +16,11 @@ from safetensors.numpy import save
 from padtrace import __version__
 from padtrace.errors import UsageError
 from padtrace.recording import schema
-from padtrace.recording.columns import encode, narrow
+from padtrace.recording.columns import EncodedColumn, encode, narrow
 from padtrace.recording.model import Recording
+
+# What is stored already: a column's fingerprint to the name of its first tensor.
+_Stored = dict[tuple[Any, ...], str]
 
 
 def write(recording: Recording, path: Path, *, force: bool = False) -> int:
@@ -58,10 +61,11 @@ def to_bytes(recording: Recording) -> bytes:
     """The file as bytes."""
     tensors: dict[str, NDArray[Any]] = {}
     described: dict[str, Any] = {}
+    stored: _Stored = {}
     for table in schema.all_tables():
         if table.name == "vector":
             continue
-        described[table.name] = _describe(recording, table, tensors)
+        described[table.name] = _describe(recording, table, tensors, stored)
     tensors["vector/values"] = narrow(recording.vector_values)
     tensors["vector/offsets"] = narrow(recording.vector_offsets)
     described["vector"] = {
@@ -73,7 +77,10 @@ def to_bytes(recording: Recording) -> bytes:
 
 
 def _describe(
-    recording: Recording, table: schema.Table, tensors: dict[str, NDArray[Any]]
+    recording: Recording,
+    table: schema.Table,
+    tensors: dict[str, NDArray[Any]],
+    stored: _Stored,
 ) -> dict[str, Any]:
     data = recording.table(table.name)
     columns: dict[str, Any] = {}
@@ -89,12 +96,23 @@ def _describe(
         }
         if encoded.constant is not None:
             entry["constant"] = encoded.constant
+        name = f"{table.name}/{column.name}"
+        first = stored.setdefault(_fingerprint(encoded), name) if encoded.tensors else name
+        if first != name and column.name != anchor:
+            columns[column.name] = {**entry, "encoding": "same", "as": first}
+            continue
         for suffix, tensor in encoded.tensors.items():
-            tensors[f"{table.name}/{column.name}{suffix}"] = tensor
+            tensors[f"{name}{suffix}"] = tensor
             if not suffix:
                 entry["dtype"] = str(tensor.dtype)
         columns[column.name] = entry
     return {"rows": data.rows, "meaning": table.meaning, "columns": columns}
+
+
+def _fingerprint(column: EncodedColumn) -> tuple[Any, ...]:
+    """Equal for columns that hold the same values: their encoding follows from these."""
+    parts = [(s, str(t.dtype), digest(t.tobytes())) for s, t in column.tensors.items()]
+    return (column.encoding, *parts)
 
 
 def _anchor(table: schema.Table) -> str:

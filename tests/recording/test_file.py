@@ -90,6 +90,22 @@ def test_equal_snapshots_and_vectors_are_stored_once() -> None:
     assert recording.rows("vector") == 3
 
 
+def test_columns_with_equal_values_are_stored_once() -> None:
+    builder = RecordingBuilder({"source": "made"})
+    process = builder.add_process({"tp_rank": 0}, {})
+    for number in range(40):
+        moving = {"batch": number % 7, "forward": number % 7, "step": number % 5}
+        numbers = {"process": process, "enter_seq": number, "exit_seq": number + 1}
+        builder.add_event("pad", {**numbers, **moving, "bs": number % 7})
+    made = builder.finish({})
+    data = writer.to_bytes(made)
+    stored = load(data)
+    assert "pad/batch" in stored
+    assert not {"pad/forward", "pad/bs"} & stored.keys()
+    assert {"pad/step", "pad/enter_seq"} <= stored.keys(), "these have other values"
+    assert list(reader.from_bytes(data, "memory").events()) == list(made.events())
+
+
 def test_the_plain_safetensors_library_opens_it_and_it_explains_itself(tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
     writer.write(small_recording(), path)
@@ -232,7 +248,27 @@ def _tables(texts: dict[str, str], table: str, **values: Any) -> None:
     texts["tables"] = json.dumps(tables)
 
 
+def _column(texts: dict[str, str], name: str, **values: Any) -> None:
+    table, _, column = name.partition("/")
+    tables = json.loads(texts["tables"])
+    tables[table]["columns"][column].update(values)
+    texts["tables"] = json.dumps(tables)
+
+
 FORGED = {
+    "the same as itself": lambda t, x: _column(
+        x, "pad/num_tokens", encoding="same", **{"as": "pad/num_tokens"}
+    ),
+    "the same as an unknown table": lambda t, x: _column(
+        x, "pad/worker", encoding="same", **{"as": "elsewhere/worker"}
+    ),
+    "the same as nothing": lambda t, x: _column(
+        x, "pad/worker", encoding="same", **{"as": "pad/nowhere"}
+    ),
+    "the same as a table with other rows": lambda t, x: _column(
+        x, "pad/worker", encoding="same", **{"as": "forward/worker"}
+    ),
+    "the same without saying as what": lambda t, x: _column(x, "pad/worker", encoding="same"),
     "an index outside the vectors": lambda t, x: _set(t, "vector/offsets", [0, 1, 2, 99]),
     "offsets that fall": lambda t, x: _set(t, "vector/offsets", [0, 2, 1, 4]),
     "rows that nothing proves": lambda t, x: _tables(x, "pad", rows=10**12),
