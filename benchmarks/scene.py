@@ -100,6 +100,22 @@ class Scene:
         self.capabilities = self._release.capabilities
         self.batch_class = self.capabilities.batch_class
         self.backend_class = self.capabilities.dsa_class
+        self._spare_the_interpreter()
+
+    def _spare_the_interpreter(self) -> None:
+        """Give the one Triton kernel of planning a result of the right size.
+
+        Interpreted it takes some 30 ms a batch; only the rows of what it makes are recorded.
+        """
+        import torch
+
+        def seqlens_expand_triton(
+            extend_seq_lens: Any, seq_lens: Any, total_len: int, max_q_len: int
+        ) -> Any:
+            return torch.ones(total_len, dtype=torch.int32)
+
+        if hasattr(self.capabilities.dsa_module, "seqlens_expand_triton"):
+            self.capabilities.dsa_module.seqlens_expand_triton = seqlens_expand_triton
 
     @contextmanager
     def rank(self, layout: Layout, rank: int, count: int, seed: int = 1) -> Iterator[list[Script]]:
