@@ -13,10 +13,17 @@ from itertools import compress
 from operator import attrgetter, is_not, itemgetter
 from typing import Any
 
+from padtrace.record.values import (
+    NO_LENGTHS,
+    Convert,
+    integer_of,
+    lengths_of,
+    namer,
+    rows_of,
+    width_of,
+)
 from padtrace.recording import schema
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
-
-Convert = Callable[[Any], int]
 
 _NAMES = schema.SNAPSHOT.names()
 _POSITION = {name: index for index, name in enumerate(_NAMES)}
@@ -43,14 +50,10 @@ _ATTRIBUTES = {
 }
 # Host lists of which only the length is kept; they grow in place.
 _COUNTED = ("lora_ids.rows", "tbo_children")
-# Below this a list of Python integers is cheaper than two reductions in torch.
-_SHORT = 64
 # How many forwards start from the same usual values before they are looked up again.
 _REFRESH = 64
 _MISSING = object()
 _ODD = object()
-_NO_LENGTHS = (NONE_CODE, NONE_CODE)
-_UNKNOWN_LENGTHS = (NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
 
 NO_SNAPSHOT = (NOT_OBSERVED_CODE,) * len(_NAMES)
 
@@ -116,49 +119,6 @@ def attribute_of(column: str, there: Collection[str]) -> str:
     return next((name for name in names if name in there), names[0])
 
 
-def rows_of(value: Any) -> int:
-    """shape[0] of a tensor, len() of a list; a value of another kind was not observed."""
-    if value is None:
-        return NONE_CODE
-    if value.__class__ is list:
-        return len(value)
-    try:
-        return value.shape[0]  # type: ignore[no-any-return]
-    except (AttributeError, IndexError, TypeError):
-        return len(value) if isinstance(value, tuple) else NOT_OBSERVED_CODE
-
-
-def width_of(value: Any) -> int:
-    """shape[1] of a tensor with two dimensions or more."""
-    if value is None:
-        return NONE_CODE
-    shape: Any = getattr(value, "shape", ())
-    return int(shape[1]) if len(shape) > 1 else NOT_OBSERVED_CODE
-
-
-def integer_of(value: Any) -> int:
-    """A plain integer; never a tensor, whose value could only be had by waiting for the device."""
-    if value is None:
-        return NONE_CODE
-    return int(value) if isinstance(value, int) else NOT_OBSERVED_CODE
-
-
-def namer(string: Callable[[str], int]) -> Convert:
-    """A converter of one enum class to string ids (an int enum equals those of other classes)."""
-    known: dict[Any, int] = {}
-
-    def name_of(value: Any) -> int:
-        if value is None:
-            return NONE_CODE
-        found = known.get(value)
-        if found is None:
-            name = getattr(value, "name", None)
-            known[value] = found = string(name) if isinstance(name, str) else NOT_OBSERVED_CODE
-        return found
-
-    return name_of
-
-
 class SnapshotTaker:
     """Takes snapshots of ForwardBatch objects and of what SGLang passes in their place."""
 
@@ -209,7 +169,7 @@ class SnapshotTaker:
         scalars = self._blank.copy()
         for place in self._places:
             scalars[place] = NONE_CODE
-        scalars[_MAX], scalars[_SUM] = _NO_LENGTHS
+        scalars[_MAX], scalars[_SUM] = NO_LENGTHS
         reader = self._spec_reader(None)
         nothing = Snapshot(scalars, [])
         nothing.owner = None
@@ -283,7 +243,7 @@ class SnapshotTaker:
         lists_changed = self._convert(raw, changed, scalars)
         mirror = raw[self._mirror]
         if mirror is not before.raw[self._mirror]:
-            scalars[_MAX], scalars[_SUM] = _NO_LENGTHS if mirror is None else lengths_of(mirror)
+            scalars[_MAX], scalars[_SUM] = NO_LENGTHS if mirror is None else lengths_of(mirror)
         vectors = raw[self._vectors]
         look.counts = self._counts(raw)
         if lists_changed or vectors != before.copies or look.counts != before.counts:
@@ -357,7 +317,7 @@ class SnapshotTaker:
             else:
                 scalars[place] = convert(value)
         mirror = getattr(batch, "seq_lens_cpu", None)
-        scalars[_MAX], scalars[_SUM] = _NO_LENGTHS if mirror is None else lengths_of(mirror)
+        scalars[_MAX], scalars[_SUM] = NO_LENGTHS if mirror is None else lengths_of(mirror)
         spec = getattr(batch, "spec_info", None)
         reader = self._spec_reader(spec)
         reader.fill(scalars, reader.get(spec))
@@ -385,16 +345,6 @@ class SnapshotTaker:
         counts = getattr(metadata, "per_rank_actual_token", None)
         rank = self._cp_rank()
         return integer_of(counts[rank]) if counts and rank < len(counts) else NOT_OBSERVED_CODE
-
-
-def lengths_of(mirror: Any) -> tuple[int, int]:
-    """Maximum and sum of seq_lens_cpu; read only if it is really on the host."""
-    if not getattr(mirror, "is_cpu", False):
-        return _UNKNOWN_LENGTHS
-    if mirror.shape[0] > _SHORT:
-        return int(mirror.max()), int(mirror.sum())
-    values = mirror.tolist()
-    return (max(values), sum(values)) if values else (0, 0)
 
 
 def _copy(vector: Any) -> Any:

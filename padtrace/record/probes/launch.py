@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from padtrace.record.hooks import Around, Hook
 from padtrace.record.probes.context import Context
 from padtrace.record.probes.plan import note_planned_rows
-from padtrace.record.snapshots import integer_of, rows_of
 from padtrace.record.state import EXIT_SEQ, LAUNCH, BatchRecord, Frame, column_index
+from padtrace.record.values import integer_of, rows_of
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 
 _COUNT = column_index("launch", "count")

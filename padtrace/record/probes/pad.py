@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
-from padtrace.record.snapshots import TOKEN_ROWS, Snapshot, rows_of
+from padtrace.record.snapshots import TOKEN_ROWS, Snapshot
 from padtrace.record.state import PAD, UNPAD, BatchRecord, Frame, PadNote
+from padtrace.record.values import rows_of
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 
 _OWNED = (

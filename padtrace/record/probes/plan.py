@@ -7,8 +7,9 @@ from operator import attrgetter
 from typing import Any
 
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
-from padtrace.record.snapshots import Convert, Snapshot, integer_of, rows_of, width_of
+from padtrace.record.snapshots import Snapshot
 from padtrace.record.state import PLAN, Frame, PlanNote
+from padtrace.record.values import Convert, integer_of, rows_of, width_of
 from padtrace.recording import schema
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from padtrace.record.probes.context import Context
-from padtrace.record.snapshots import integer_of, rows_of
 from padtrace.record.state import READY, BatchRecord, Frame
+from padtrace.record.values import integer_of, rows_of
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE
 
 
