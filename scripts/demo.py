@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PADTRACE = [sys.executable, "-m", "padtrace"]
+RELEASE = ["--sglang", "0.5.18"]
 STEPS = [
     (
         "A server died. What its recording says by itself, without SGLang:",
@@ -22,9 +23,9 @@ STEPS = [
     ),
     (
         "A public report that nobody recorded, made from its configuration (sglang#30296):",
-        ["replay", "recordings/30296-draft-extend-bs1-width6-tp8.safetensors", "--sglang", "0.5.18"],
+        ["replay", "recordings/30296-draft-extend-bs1-width6-tp8.safetensors", *RELEASE],
     ),
-]  # fmt: skip
+]
 DIVERGENCE = 1
 
 

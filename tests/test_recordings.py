@@ -1,0 +1,73 @@
+"""The shipped recordings: what their README says of them holds, and they are safe to ship."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from padtrace.contracts.engine import check
+from padtrace.recording.model import Recording
+from padtrace.recording.reader import read
+from padtrace.report.info_view import share_check
+
+FOLDER = Path(__file__).resolve().parent.parent / "recordings"
+FILES = sorted(FOLDER.glob("*.safetensors"))
+README = (FOLDER / "README.md").read_text()
+
+
+def recording(name: str) -> Recording:
+    return read(FOLDER / f"{name}.safetensors")
+
+
+def test_the_readme_lists_exactly_the_files_there_are() -> None:
+    assert set(re.findall(r"^\| `([^`]+\.safetensors)`", README, re.M)) == {f.name for f in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_sample_can_be_shared(path: Path) -> None:
+    assert path.stat().st_size < 400_000
+    assert share_check(read(path)).holds
+    for word in (b"/root", b"/home", b"/tmp/", b"/opt/", b"/usr/", b"/var/"):
+        assert word not in path.read_bytes(), word
+
+
+def test_the_crash_is_diagnosed_from_the_file_alone() -> None:
+    crash = recording("crash")
+    assert crash.about["source"] == "server"
+    assert crash.rows("process") == 4
+    (group,) = [group for group in check(crash).groups if group.first.contract == "PT101"]
+    finding = group.first
+    # Warm-up sends one request; attention TP 2 pads its single draft row to 2.
+    assert (finding.left.value, finding.right.value, finding.right.expected) == (2, 2, 3)
+    assert finding.planned == "before the pad"
+    assert finding.worker == "draft"
+    assert "sglang#30296" in finding.known_reports
+    messages = {event["message"] for event in crash.events() if event.kind == "error"}
+    assert messages == {"num_splits must have shape (b+1)"}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "verdict"),
+    [
+        ("healthy-dsa-eagle", 2, "clean"),
+        ("healthy-dsa-eagle-attention-tp-2", 4, "clean"),
+        ("healthy-dense", 2, "nothing-observed"),
+    ],
+)
+def test_a_healthy_server_gives_no_finding(name: str, ranks: int, verdict: str) -> None:
+    healthy = recording(name)
+    assert healthy.rows("process") == ranks
+    report = check(healthy)
+    assert report.findings == []
+    assert report.verdict == verdict
+    modes = {event.text("forward_mode") for event in healthy.events() if event.kind == "forward"}
+    assert "IDLE" in modes
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if f.name[0].isdigit()], ids=lambda f: f.stem)
+def test_a_made_recording_holds_no_result(path: Path) -> None:
+    made = read(path)
+    assert made.about["source"] == "made"
+    assert check(made).verdict == "nothing-observed"
