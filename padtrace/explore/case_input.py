@@ -26,6 +26,14 @@ MAX_TOKENS = 1 << 20
 MAX_STEPS = 64
 MAX_CASES = 100_000
 
+_KEYS = (
+    *("forward_mode", "spec", "width", "bs", "raw_counts", "attn_tp", "attn_cp", "attn_dp"),
+    *("dp_rank", "cp_v2", "cp_mode", "is_extend_in_batch", "extend_lens", "prefix_lens"),
+    *("seq_lens", "hidden_states", "logits_hidden", "steps", "draft_worker", "draft_raw"),
+    *("draft_token_num", "logprob_width", "graph", "prefill_graph_bs", "can_run_prefill_graph"),
+    *("custom_ar_max", "no_dsa"),
+)
+
 _MODE_OF_SPEC = {
     "DECODE": (None, "draft"),
     "TARGET_VERIFY": ("verify",),
@@ -124,7 +132,7 @@ def case_error(name: str, why: str) -> UsageError:
     return UsageError(
         f"cannot make a recording from {name}",
         why,
-        "the keys and their meaning are in docs/making.md",
+        f"keys are {', '.join(_KEYS)}",
     )
 
 
@@ -239,7 +247,9 @@ def _check_lengths(case: CaseInput, name: str) -> None:
         raise case_error(name, "key 'seq_lens' follows from extend_lens and prefix_lens here")
     tokens = max((wanted * case.width, sum(case.extend_lens), *case.raw_counts))
     if tokens * case.width > MAX_TOKENS:
-        raise case_error(name, f"it asks for {tokens * case.width} token rows; at most {MAX_TOKENS}")
+        raise case_error(
+            name, f"it asks for {tokens * case.width} token rows; at most {MAX_TOKENS}"
+        )
 
 
 def _graph(raw: Any) -> GraphInput:

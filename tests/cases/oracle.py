@@ -415,7 +415,10 @@ def _of_snapshot(snapshot: Any, name: str) -> Any:
 
 
 def _query_rows(run: Run) -> int | None:
+    """Rows of the attention call; without rows there is none."""
     launch = run.one("launch")
+    if launch is None and _padded_rows(run) == 0:
+        return 0
     shape = launch.vector("q.shape") if launch is not None else None
     return shape[0] if shape else None
 

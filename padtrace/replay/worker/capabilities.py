@@ -66,7 +66,9 @@ class Capabilities:
 
     @cached_property
     def padding_mode(self) -> Any:
-        return self.attribute("padding mode", self.dp_module, "DpPaddingMode")
+        found = self.attribute("padding mode", self.dp_module, "DpPaddingMode")
+        self.attribute("padding mode", found, "get_dp_padding_mode")
+        return found
 
     @cached_property
     def pad(self) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from padtrace.errors import PadtraceError
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Snapshot, Value
 from padtrace.replay.worker.batches import schedule_batch
-from padtrace.replay.worker.edits import OutsideEdits, changes
+from padtrace.replay.worker.edits import OutsideEdits
 from padtrace.replay.worker.groups import Node
 from padtrace.replay.worker.outcomes import BatchEndedError, LifeResult, Outcome, error_values
 from padtrace.replay.worker.pads import Pads
@@ -182,15 +182,14 @@ class BatchLife:
         mark = getattr(self.batch, "mark_forward_metadata_ready", None)
         values: dict[str, Value] = dict.fromkeys(_READY, Absent.NO_ATTRIBUTE)
         if mark is not None:
-            before = self.take()
             equivalent = node.event.integer("replan_equivalent")
             mark(replan_equivalent=bool(equivalent))
-            self.edits.after_unobserved(changes(before, self.take()))
             values = {
                 "replan_equivalent": equivalent,
                 "planned_bs": self.batch.forward_metadata_planned_bs,
                 "planned_num_tokens": self.batch.forward_metadata_planned_num_tokens,
             }
+        self.edits.after_unobserved(_marked(node))
         self.add("ready", node, values)
 
     def enter_without_look(self, node: Node) -> None:
@@ -209,6 +208,18 @@ class BatchLife:
         function = node.event.text("function") or ""
         judge = self.site.graphs.judge
         outcome.values.update(self.call(outcome, node, function, judge, node.event, self.batch))
+
+
+def _marked(node: Node) -> Snapshot:
+    """What the mark left on the recorded batch, as far as the event says."""
+    event = node.event
+    named: Snapshot = {
+        "forward_metadata_ready": 1,
+        "forward_metadata_replan_equivalent": event["replan_equivalent"],
+        "forward_metadata_planned_bs": event["planned_bs"],
+        "forward_metadata_planned_num_tokens": event["planned_num_tokens"],
+    }
+    return {name: value for name, value in named.items() if not isinstance(value, Absent)}
 
 
 def _before_scaling(schedule: Any) -> dict[str, Value]:

@@ -143,6 +143,9 @@ class Plans:
             life.skip(node, f"launch: {function} is not replayed")
             return
         rows = life.site.sharding.query_rows(life.batch)
+        if rows == 0:
+            life.skip(node, "launch: SGLang calls no attention without rows")
+            return
         recorded = event.vector("q.shape")
         worker = event.text("worker") or "target"
         rest = recorded[1:] if recorded else life.site.planner.head_shape(worker)

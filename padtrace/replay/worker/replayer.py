@@ -26,18 +26,26 @@ MAX_CHAINS = 200_000
 
 
 class Release:
-    """One imported release, its helpers wrapped once."""
+    """One imported release; its helpers are wrapped once, before the first replay."""
 
     def __init__(self, name: str, version: str) -> None:
         self.name = name
         self.version = version
         self.capabilities = Capabilities(name)
         self.provenance = Provenance()
-        self._planning_ready = False
-        self._wrap()
+        self._ready = self._planning_ready = False
 
-    def _wrap(self) -> None:
+    def prepare(self) -> None:
+        """Wrap the helpers whose steps a length remembers.
+
+        Raises:
+            EnvironmentMissingError: the release lacks one that a replay cannot do without.
+        """
+        if self._ready:
+            return
+        self._ready = True
         capabilities, provenance = self.capabilities, self.provenance
+        _ = capabilities.pad, capabilities.unpad, capabilities.scale
         utils = capabilities.dsa_utils
         provenance.wrap_arithmetic([capabilities.batch_module, utils])
         provenance.wrap_mode(capabilities.padding_mode)
@@ -82,6 +90,7 @@ class Replayer:
         Raises:
             PadtraceError: the recording lacks what SGLang reads, or the release a capability.
         """
+        self._release.prepare()
         groups = [list(self._index.groups(p)) for p in range(self._recording.rows("process"))]
         total = sum(len(of_process) for of_process in groups)
         done = 0
@@ -174,6 +183,8 @@ class Replayer:
         return values
 
     def _keep_chains(self, process: int, enter: Value, outcome: Outcome) -> None:
+        if not self._release.provenance.enabled:
+            return
         for column, chain in outcome.chains.items():
             if len(self._chains) < MAX_CHAINS:
                 index = self._chain_texts.setdefault(chain, len(self._chain_texts))

@@ -1,0 +1,209 @@
+"""What a configuration becomes, against arithmetic on paper and the order of the eager path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from padtrace.errors import UsageError
+from padtrace.explore.make import make
+from padtrace.recording.absent import Absent
+from padtrace.recording.model import Event, Recording
+from padtrace.recording.reader import from_bytes
+from padtrace.recording.writer import to_bytes
+
+VERIFY = {"forward_mode": "TARGET_VERIFY", "spec": "verify", "width": 6, "bs": [3], "attn_tp": 4}
+DRAFT_EXTEND = {
+    "forward_mode": "DRAFT_EXTEND_V2", "spec": "draft_extend", "width": 6, "bs": [3], "attn_tp": 4,
+}  # fmt: skip
+DRAFT = {"forward_mode": "DECODE", "spec": "draft", "bs": [3], "attn_tp": 4}
+DECODE = {"forward_mode": "DECODE", "bs": [3, 9], "attn_tp": 2, "attn_dp": 2, "dp_rank": 1}
+EXTEND = {
+    "forward_mode": "EXTEND", "bs": [2], "extend_lens": [5, 4], "prefix_lens": [0, 16],
+    "raw_counts": [9],
+}  # fmt: skip
+IDLE = {"forward_mode": "IDLE", "bs": [4, 0], "attn_dp": 2, "dp_rank": 1}
+
+
+def _kinds(recording: Recording) -> list[str]:
+    return [event.kind for event in recording.events()]
+
+
+def _one(recording: Recording, kind: str) -> Event:
+    found = [event for event in recording.events() if event.kind == kind]
+    assert len(found) == 1
+    return found[0]
+
+
+def _snapshot(case: dict[str, Any]) -> dict[str, Any]:
+    snapshot = _one(make(case), "batch").snapshot("exit")
+    assert snapshot is not None
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    ("case", "tokens", "requests", "total"),
+    [
+        (VERIFY, 18, 3, 300),
+        (DRAFT_EXTEND, 18, 3, 300),
+        (DRAFT, 3, 3, 300),
+        (DECODE, 9, 9, 900),
+        (EXTEND, 9, 2, 25),
+        (IDLE, 0, 0, 0),
+    ],
+)
+def test_rows_before_any_padding(
+    case: dict[str, Any], tokens: int, requests: int, total: int
+) -> None:
+    snapshot = _snapshot(case)
+    assert [snapshot[f"{name}.rows"] for name in ("input_ids", "positions", "out_cache_loc")] == [
+        tokens
+    ] * 3
+    assert snapshot["batch_size"] == snapshot["seq_lens.rows"] == requests
+    assert snapshot["seq_lens_sum"] == snapshot["seq_lens_cpu.sum"] == total
+
+
+def test_extend_lengths_add_up() -> None:
+    snapshot = _snapshot(EXTEND)
+    assert snapshot["extend_seq_lens_cpu"] == [5, 4]
+    assert snapshot["extend_prefix_lens_cpu"] == [0, 16]
+    assert snapshot["seq_lens_cpu.max"] == 20
+    draft = _snapshot(DRAFT_EXTEND)
+    assert draft["extend_seq_lens_cpu"] == [6, 6, 6]
+    assert draft["extend_prefix_lens_cpu"] == [94, 94, 94]
+
+
+def test_hidden_states_that_are_none_stay_apart_from_unobserved() -> None:
+    case = {**DRAFT_EXTEND, "hidden_states": None, "logits_hidden": None}
+    recording = make(case)
+    snapshot = _one(recording, "batch").snapshot("exit")
+    assert snapshot is not None
+    assert snapshot["spec_info.hidden_states.rows"] is None
+    assert _one(recording, "unpad")["hidden_states_before.rows"] is None
+    assert _one(make(DRAFT_EXTEND), "unpad")["hidden_states_before.rows"] is Absent.NOT_OBSERVED
+
+
+BEFORE = ["batch", "sync", "plan", "ready", "forward", "pad", "launch", "unpad"]
+AFTER = ["batch", "sync", "forward", "pad", "plan", "launch", "unpad"]
+
+
+@pytest.mark.parametrize(
+    ("case", "plan", "order"),
+    [
+        (DRAFT_EXTEND, "auto", BEFORE),
+        (DRAFT, "auto", BEFORE),
+        (VERIFY, "auto", AFTER),
+        (DECODE, "auto", AFTER),
+        (EXTEND, "auto", AFTER),
+        (IDLE, "auto", AFTER),
+        (VERIFY, "before", BEFORE),
+        (DRAFT_EXTEND, "after", AFTER),
+    ],
+)
+def test_the_order_of_the_eager_path(case: dict[str, Any], plan: Any, order: list[str]) -> None:
+    assert _kinds(make(case, plan)) == order
+
+
+def test_results_are_not_observed() -> None:
+    recording = make(VERIFY)
+    assert _one(recording, "sync")["counts_before"] == [3]
+    assert _one(recording, "sync")["counts_after"] is Absent.NOT_OBSERVED
+    assert _one(recording, "pad")["exit"] is Absent.NOT_OBSERVED
+    assert _one(recording, "plan")["num_splits.rows"] is Absent.NOT_OBSERVED
+    assert _one(recording, "launch")["q.shape"] is Absent.NOT_OBSERVED
+
+
+def test_events_nest_and_are_numbered_without_gaps() -> None:
+    events = list(make(DRAFT_EXTEND).events())
+    numbers = [event.integer("enter_seq") for event in events]
+    ends = [event.integer("exit_seq") for event in events]
+    assert sorted(number for number in numbers + ends if number is not None) == list(
+        range(2 * len(events))
+    )
+    forward = next(event for event in events if event.kind == "forward")
+    inside = [event.kind for event in events if event["parent"] == forward["enter_seq"]]
+    assert inside == ["pad", "launch", "unpad"]
+
+
+def test_a_second_step_runs_on_the_same_batch() -> None:
+    events = list(make({**DRAFT, "steps": 2}).events())
+    assert [event.kind for event in events].count("batch") == 1
+    assert [event["draft_step"] for event in events if event.kind == "pad"] == [0, 1]
+
+
+def test_graph_runners_are_asked_twice_each() -> None:
+    case = {**VERIFY, "graph": {"algo": "EAGLE", "runners": ["decode"]}}
+    asked = [event for event in make(case).events() if event.kind == "graph"]
+    assert [event["function"] for event in asked] == ["can_run_graph", "load_batch"]
+    assert asked[0]["num_tokens_per_bs"] == 6
+
+
+def test_one_process_per_topology() -> None:
+    other = {**VERIFY, "attn_tp": 8}
+    recording = make([VERIFY, DRAFT_EXTEND, other])
+    assert recording.rows("process") == 2
+    assert recording.process(1)["attn_tp_size"] == 8
+    batches = recording.table("batch").column("batch").tolist()
+    assert sorted(batches) == [0, 0, 1]
+    named = make({"cases": [{"id": "one", "input": VERIFY}], "meta": {}})
+    assert named.facts[0]["case"]["cases"] == [{"id": "one", "batch": 0}]
+
+
+def test_the_switch_of_cp_v2_is_a_fact() -> None:
+    assert make({**VERIFY, "cp_v2": True}).facts[0]["environment"] == {"SGLANG_ENABLE_CP_V2": "1"}
+    assert make(VERIFY).facts[0]["environment"] == {}
+
+
+def test_it_is_a_recording_like_any_other() -> None:
+    recording = make([VERIFY, EXTEND, IDLE])
+    again = from_bytes(to_bytes(recording), "memory")
+    assert [event.values for event in again.events()] == [
+        event.values for event in recording.events()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ({**VERIFY, "forward_mode": "PREFILL"}, "'forward_mode'"),
+        ({"spec": "verify", "bs": [1]}, "'forward_mode'"),
+        ({**VERIFY, "spec": "draft"}, "'spec'"),
+        ({**VERIFY, "width": 0}, "'width'"),
+        ({**VERIFY, "width": True}, "'width'"),
+        ({**VERIFY, "width": 6.0}, "'width'"),
+        ({**VERIFY, "bs": 3}, "'bs'"),
+        ({**VERIFY, "bs": [0]}, "'bs'"),
+        ({**VERIFY, "bs": [10**9]}, "'bs'"),
+        ({**VERIFY, "bs": [60_000], "width": 1024}, "token rows"),
+        ({**VERIFY, "attn_dp": 3, "bs": [1, 2]}, "'bs'"),
+        ({**DECODE, "dp_rank": 2}, "'dp_rank'"),
+        ({**DECODE, "raw_counts": [1, 2, 3]}, "'raw_counts'"),
+        ({**EXTEND, "extend_lens": [5]}, "'extend_lens'"),
+        ({**VERIFY, "extend_lens": [5]}, "'extend_lens'"),
+        ({**EXTEND, "prefix_lens": [1]}, "'prefix_lens'"),
+        ({**EXTEND, "seq_lens": [9, 9]}, "'seq_lens'"),
+        ({**VERIFY, "cp_mode": "zigzag"}, "'cp_mode'"),
+        ({**VERIFY, "cp_v2": 1}, "'cp_v2'"),
+        ({**VERIFY, "hidden_states": False}, "'hidden_states'"),
+        ({**VERIFY, "graph": {"algo": "EAGLE", "runner": []}}, "'graph'"),
+        ({**VERIFY, "steps": 1000}, "'steps'"),
+        ({**VERIFY, "atn_tp": 4}, "'atn_tp'"),
+        ({"id": 7, "input": VERIFY}, "'id'"),
+        ({"id": "x", "input": []}, "'input'"),
+        ({"cases": VERIFY}, "'cases'"),
+        ({"cases": [], "extra": 1}, "'extra'"),
+        ([], "0 cases"),
+        ("TARGET_VERIFY", "not an object"),
+    ],
+)
+def test_a_mistake_is_named(case: Any, named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make(case)
+    assert named in caught.value.why
+    assert caught.value.hint
+
+
+def test_an_unknown_plan_is_refused() -> None:
+    with pytest.raises(UsageError):
+        make(VERIFY, "during")  # type: ignore[arg-type]

@@ -1,0 +1,248 @@
+"""Replays on a real release: verdicts, chains, errors, edits; a release that lacks something."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from padtrace.errors import EnvironmentMissingError
+from padtrace.explore.make import make
+from padtrace.recording import schema
+from padtrace.recording.absent import Absent
+from padtrace.recording.builder import RecordingBuilder
+from padtrace.recording.model import Event, Recording
+from padtrace.replay import releases, service
+from padtrace.replay.worker.standins import NotHeldError
+
+pytestmark = pytest.mark.release
+
+VERSION = "0.5.18"
+CRASH = {
+    "forward_mode": "DRAFT_EXTEND_V2", "spec": "draft_extend", "width": 6, "bs": [1], "attn_tp": 8,
+}  # fmt: skip
+CP_VERIFY = {
+    "forward_mode": "TARGET_VERIFY", "spec": "verify", "width": 6, "bs": [1], "attn_cp": 8,
+    "cp_v2": True,
+}  # fmt: skip
+UNEVEN = {
+    "forward_mode": "DRAFT_EXTEND_V2", "spec": "draft_extend", "width": 4, "bs": [1, 3],
+    "attn_tp": 2, "attn_dp": 2,
+}  # fmt: skip
+NONE_HIDDEN = {
+    "forward_mode": "DECODE", "spec": "draft", "bs": [3], "attn_tp": 2, "hidden_states": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    yield
+    service.close()
+
+
+def _root(version: str) -> Path:
+    root = releases.here(version)
+    if root is None:
+        pytest.skip(f"SGLang {version} is not here: padtrace releases fetch {version}")
+    return root
+
+
+def _replay(case: Any, version: str = VERSION, **options: Any) -> Recording:
+    _root(version)
+    options.setdefault("kernels", "off")
+    return service.replay(make(case), sglang=version, **options)
+
+
+def _events(recording: Recording, kind: str) -> list[Event]:
+    return [event for event in recording.events() if event.kind == kind]
+
+
+def _rows(recording: Recording) -> tuple[int, Any]:
+    (launch,) = _events(recording, "launch")
+    shape = launch.vector("q.shape")
+    assert shape is not None
+    return shape[0], launch["num_splits.rows"]
+
+
+@pytest.mark.parametrize(
+    ("case", "version", "rows"),
+    [
+        # PR #34443, before and after: the plan was aligned to CP where q was not.
+        (CP_VERIFY, "0.5.17", (6, 9)),
+        (CP_VERIFY, "0.5.18", (6, 7)),
+        # sglang#30296: planned before the pad, one row short of nothing but the alignment.
+        (CRASH, "0.5.16", (8, 7)),
+        (CRASH, "0.5.18", (8, 7)),
+    ],
+)
+def test_rows_of_public_reports(case: Any, version: str, rows: tuple[int, int]) -> None:
+    assert _rows(_replay(case, version)) == rows
+
+
+def test_each_length_tells_how_it_came_about() -> None:
+    replayed = _replay(CRASH)
+    texts, keys = replayed.about["chain_texts"], replayed.about["chains"]
+    chains = {key.rsplit("/", 1)[1]: texts[index] for key, index in keys.items()}
+    assert chains["q.rows"] == [
+        "1", "x num_tokens_per_req=6 -> 6", "ceil_align(attn_tp=8) -> 8",
+    ]  # fmt: skip
+    assert chains["num_splits.rows"] == [
+        "1", "x num_tokens_per_req=6 -> 6", "planned before the pad -> 6",
+        "num_splits: rows + 1 -> 7",
+    ]  # fmt: skip
+    assert _replay(CRASH, chains=False).about["chain_texts"] == []
+
+
+def test_the_reference_kernel_refuses_in_the_kernels_words() -> None:
+    replayed = _replay(CRASH, kernels="reference")
+    (error,) = _events(replayed, "error")
+    assert error["message"] == "num_splits must have shape (b+1)"
+    (launch,) = _events(replayed, "launch")
+    assert launch["failed"] == 1
+    assert error["parent"] == launch["enter_seq"]
+    # Nothing is replayed that a dead server would not have done.
+    assert _events(replayed, "unpad") == []
+
+
+def test_an_error_of_sglang_ends_its_batch_and_no_other() -> None:
+    replayed = _replay([NONE_HIDDEN, {**NONE_HIDDEN, "hidden_states": "present"}])
+    (error,) = _events(replayed, "error")
+    assert error["type"] == "AttributeError"
+    assert error["function"] == "post_forward_mlp_sync_batch"
+    frames = error["frames"]
+    assert isinstance(frames, list)
+    assert str(frames[-1]).startswith("sglang/srt/model_executor/forward_batch_info.py:")
+    assert error["batch"] == 0
+    assert [event["batch"] for event in _events(replayed, "unpad")] == [0, 1]
+    failed = [event["failed"] for event in _events(replayed, "forward")]
+    assert failed == [1, 0]
+
+
+def test_equal_batches_run_once_and_are_counted() -> None:
+    replayed = _replay([CRASH, UNEVEN, CRASH, CRASH])
+    assert replayed.coverage["replay"]["equal_inputs"] == 2
+    rows = [event["num_splits.rows"] for event in _events(replayed, "plan")]
+    assert rows[:3] == [7, 7, 7]
+    assert len(_events(replayed, "unpad")) == 4
+
+
+def test_a_replay_of_a_replay_changes_nothing() -> None:
+    once = _replay([CRASH, CP_VERIFY, UNEVEN, NONE_HIDDEN])
+    twice = service.replay(once, kernels="off")
+    assert twice.coverage["replay"]["outside_edits"] == 0
+    for left, right in zip(once.events(), twice.events(), strict=True):
+        assert left.values == right.values
+
+
+def _rewritten(recording: Recording, change: Any) -> Recording:
+    """A copy in which `change(kind, values)` has edited the events."""
+    builder = RecordingBuilder(recording.about)
+    for process in range(recording.rows("process")):
+        builder.add_process(recording.process(process), recording.facts[process])
+    for event in recording.events():
+        values = dict(event.values)
+        change(event.kind, values)
+        builder.add_event(event.kind, values)
+    return builder.finish(recording.coverage)
+
+
+def test_what_code_between_the_hooks_did_is_done_and_listed() -> None:
+    """A server whose worker cut the positions of a padded batch before the unpad."""
+
+    def cut(kind: str, values: dict[str, Any]) -> None:
+        if kind == "unpad":
+            values["entry"] = {**values["entry"], "positions.rows": 5, "seq_lens_sum": 77}
+
+    replayed = service.replay(_rewritten(_replay(CRASH), cut), kernels="off")
+    coverage = replayed.coverage["replay"]
+    (unpad,) = _events(replayed, "unpad")
+    entry = unpad.snapshot("entry")
+    assert entry is not None
+    assert (entry["positions.rows"], entry["seq_lens_sum"]) == (5, 77)
+    assert coverage["outside_edits"] == 2
+    assert {edit["field"] for edit in coverage["outside_edit_list"]} == {
+        "positions.rows",
+        "seq_lens_sum",
+    }
+
+
+def test_another_release_keeps_its_own_rows() -> None:
+    """Recorded on 0.5.17, whose plan is too long; 0.5.18 plans right, and that is no edit."""
+    recorded = _replay(CP_VERIFY, "0.5.17")
+    replayed = service.replay(recorded, sglang=VERSION, kernels="off")
+    assert _rows(replayed) == (6, 7)
+    assert replayed.coverage["replay"]["outside_edits"] == 0
+    assert replayed.about["recorded_on"] == "0.5.17"
+
+
+def test_a_field_that_was_not_recorded_names_sglangs_line() -> None:
+    def forget(kind: str, values: dict[str, Any]) -> None:
+        if kind == "batch":
+            values["exit"] = {**values["exit"], "extend_seq_lens_cpu": Absent.NOT_OBSERVED}
+
+    recording = _rewritten(make(CRASH), forget)
+    _root(VERSION)
+    with pytest.raises(EnvironmentMissingError) as caught:
+        service.replay(recording, sglang=VERSION, kernels="off")
+    assert caught.value.exit_code == NotHeldError.exit_code == 4
+    assert "forward_batch.extend_seq_lens_cpu" in caught.value.what
+    assert "sglang/srt/layers/attention/dsa_backend.py:" in caught.value.why
+
+
+def _mutilated(root: Path, target: Path, file: str, old: str, new: str) -> Path:
+    """A copy of a release (by links) with one name changed in one file."""
+    shutil.copytree(root / "sglang", target / "sglang", copy_function=os.symlink)
+    changed = target / "sglang" / file
+    text = changed.read_text()
+    assert old in text
+    changed.unlink()
+    changed.write_text(text.replace(old, new))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "capability"),
+    [
+        ("srt/model_executor/forward_batch_info.py", "def prepare_mlp_sync_batch", "'pad'"),
+        (
+            "srt/model_executor/forward_batch_info.py",
+            "def init_mlp_sync_metadata",
+            "'spec scaling'",
+        ),
+        ("srt/layers/attention/dsa_backend.py", "def _compute_flashmla_metadata", "'DSA planning'"),
+    ],
+)
+def test_a_release_that_lacks_a_function_gives_no_verdict(
+    tmp_path: Path, file: str, old: str, capability: str
+) -> None:
+    root = _mutilated(_root(VERSION), tmp_path, file, old, old.replace("def ", "def renamed_"))
+    with pytest.raises(EnvironmentMissingError) as caught:
+        service.replay(make(CRASH), sglang=root, kernels="off")
+    service.close()
+    assert caught.value.exit_code == 4
+    assert capability in caught.value.what
+    assert str(root) in caught.value.what
+
+
+def test_doctor_says_what_serves_each_capability() -> None:
+    _root(VERSION)
+    doctor = service.doctor(VERSION)
+    assert doctor.version == VERSION
+    assert doctor.capabilities["pad"] == "ForwardBatch.prepare_mlp_sync_batch"
+    assert None not in doctor.capabilities.values()
+
+
+def test_every_column_of_a_replayed_event_is_of_the_schema() -> None:
+    replayed = _replay([CRASH, CP_VERIFY])
+    for event in replayed.events():
+        assert set(event.values) == {column.name for column in schema.event_columns(event.kind)}
+    (plan, _) = _events(replayed, "plan")
+    unseen = [name for name, value in plan.values.items() if value is Absent.NOT_OBSERVED]
+    assert set(unseen) <= {
+        "parent", "forward", "t_ns", "graph_bucket", "num_splits_slice.rows",
+        "num_splits_slice.wanted",
+    }  # fmt: skip
