@@ -24,9 +24,9 @@ ALLOWED = {
 # What runs inside somebody's server, and what it may import of ours.
 INSIDE_SERVER = {
     "record/plugin", "record/targets", "record/hooks", "record/state", "record/snapshots",
-    "record/probes", "record/install", "record/start", "record/failures", "record/imports", "record/ring_format",
-    "record/ring_file", "record/facts_collector", "record/alarm", "record/ring", "record/wire",
-    "record/settings", "record/redact",
+    "record/values", "record/probes", "record/install", "record/start", "record/failures",
+    "record/imports", "record/ring_format", "record/ring_file", "record/facts_collector",
+    "record/alarm", "record/ring", "record/wire", "record/settings", "record/redact",
 }  # fmt: skip
 SERVER_MAY_IMPORT = {"recording/schema", "recording/absent", "recording/facts", "contracts/rows"}
 HEAVY = {"torch", "sglang", "sgl_kernel", "flash_mla", "triton", "transformers"}
