@@ -52,10 +52,8 @@ def _stride(recording: Recording, name: str) -> int:
     """By how much a counter grows in one repetition: past the largest value there is."""
     if name == "t_ns":
         return _STEP_NS
-    if name in ("enter_seq", "exit_seq", "parent"):
-        names = ("enter_seq", "exit_seq")
-    else:
-        names = (name,)
+    in_sequence = name in ("enter_seq", "exit_seq", "parent")
+    names = ("enter_seq", "exit_seq") if in_sequence else (name,)
     highest = 0
     for kind in schema.EVENT_KINDS:
         for column in names:
