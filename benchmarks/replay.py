@@ -257,7 +257,7 @@ def _check(path: Path, expected: int) -> tuple[float, float]:
 
 
 def _recorded(folder: Path, options: argparse.Namespace) -> dict[str, Recording]:
-    """Two runs of a server: one healthy, one that plans some batches before the pad."""
+    """Two runs of a server: without EAGLE nothing is wrong; with it most plans fit no pad."""
     from scene import Scene, import_sglang
     from sizes import record_server
 
@@ -268,7 +268,7 @@ def _recorded(folder: Path, options: argparse.Namespace) -> dict[str, Recording]
     found: dict[str, Recording] = {}
     for name in ("healthy", "divergent"):
         rings = folder / f"rings-{name}"
-        record_server(scene, layout, rings, options.distinct, healthy=name == "healthy")
+        record_server(scene, layout, rings, options.distinct, eagle=name == "divergent")
         found[name] = seal([rings]).recording
     return found
 

@@ -87,13 +87,13 @@ class Scene:
     """Makes scripts, and gives SGLang's classes cheap functions that follow them.
 
     Attributes:
-        planned_before: kinds of batches that are planned before the pad and marked ready.
+        eagle: whether the server speculates; with it some batches are planned before the pad.
     """
 
     def __init__(self, release: str) -> None:
         from padtrace.replay.worker.replayer import Release
 
-        self.planned_before: tuple[str, ...] = _PLANNED_BEFORE
+        self.eagle = True
         self._release = Release(release, release)
         self._release.provenance.enabled = False
         self._release.prepare_planning()
@@ -118,14 +118,14 @@ class Scene:
             self.capabilities.dsa_module.seqlens_expand_triton = seqlens_expand_triton
 
     @contextmanager
-    def rank(self, layout: Layout, rank: int, count: int, seed: int = 1) -> Iterator[list[Script]]:
+    def rank(self, layout: Layout, rank: int, count: int) -> Iterator[list[Script]]:
         """`count` batches of one global rank, run through SGLang's functions.
 
         Inside the context SGLang's own topology and server arguments are those of the rank.
         """
         from padtrace.replay.worker.context import Topology
 
-        planned = forwards(layout, rank // layout.attn_tp, count, seed)
+        planned = forwards(layout, rank // layout.attn_tp, count, eagle=self.eagle)
         facts = make([one.case for one in planned[:1]]).facts[0]
         facts["parallel"].update(tp_rank=rank, attn_tp_rank=rank % layout.attn_tp)
         with Topology(self.capabilities, view(facts)).active() as topology:
@@ -161,7 +161,10 @@ class Scene:
         dp_attn.prepare_mlp_sync_batch_raw = _prepare_mlp_sync_batch_raw
         self.scheduler = object.__new__(scheduler.Scheduler)
         target, draft = self._runner(draft=False), self._runner(draft=True)
-        self.runners = {"verify": target, "prefill": target, "draft": draft, "draft_extend": draft}
+        self.runners = {
+            **dict.fromkeys(("decode", "verify", "prefill"), target),
+            **dict.fromkeys(_DRAFTS, draft),
+        }
 
     def _runner(self, *, draft: bool) -> Any:
         """A model runner with what hooks and the cheap functions read of one."""
@@ -289,7 +292,8 @@ def _init_forward_metadata(self: Any, forward_batch: Any) -> None:
 
 
 def _compute_flashmla_metadata(self: Any, cache_seqlens: Any, seq_len_q: int) -> Any:
-    sys.modules["sgl_kernel.flash_mla"].get_mla_metadata(cache_seqlens=cache_seqlens)  # type: ignore[attr-defined]
+    kernels: Any = sys.modules["sgl_kernel.flash_mla"]
+    kernels.get_mla_metadata(cache_seqlens=cache_seqlens)
     return _made_metadata[id(cache_seqlens)]
 
 
@@ -353,7 +357,7 @@ class _Rehearsal:
         return script
 
     def _is_early(self, planned: Planned) -> bool:
-        return planned.kind in self._scene.planned_before
+        return planned.kind in _PLANNED_BEFORE
 
     def _plan(self, script: Script, batch: Any) -> None:
         worker = "draft" if script.kind in _DRAFTS else "target"
@@ -392,9 +396,11 @@ class _Rehearsal:
     def _unpad(self, script: Script, batch: Any) -> None:
         import torch
 
-        rows = batch.input_ids.shape[0]
+        # The logits of a prefill are those of its last tokens; only EAGLE asks for hidden states.
+        rows = batch.batch_size if script.kind == "prefill" else batch.input_ids.shape[0]
+        hidden = None if script.kind in ("prefill", "decode") else torch.zeros((rows, 1))
         output = self._capabilities.logits_class(
-            next_token_logits=torch.zeros((rows, 1)), hidden_states=torch.zeros((rows, 1))
+            next_token_logits=torch.zeros((rows, 1)), hidden_states=hidden
         )
         script.logits = output
         script.logits_before = dict(output.__dict__)

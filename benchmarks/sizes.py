@@ -72,13 +72,13 @@ def _slots_used(path: Path) -> int:
 
 
 def record_server(
-    scene: Scene, layout: Layout, rings: Path, forwards: int, *, healthy: bool = False
+    scene: Scene, layout: Layout, rings: Path, forwards: int, *, eagle: bool = True
 ) -> None:
     """Record a server into `rings`: one forked process per rank, a few at a time.
 
     Args:
         forwards: of each rank.
-        healthy: plan every batch after its pad, also those that SGLang plans before it.
+        eagle: whether the server speculates. Without it every batch is planned after its pad.
     """
     running: set[int] = set()
     sys.stdout.flush()
@@ -87,7 +87,7 @@ def record_server(
             _wait(running)
         pid = os.fork()
         if pid == 0:
-            os._exit(_rank_process(scene, layout, rank, rings, forwards, healthy))
+            os._exit(_rank_process(scene, layout, rank, rings, forwards, eagle))
         running.add(pid)
     while running:
         _wait(running)
@@ -101,11 +101,10 @@ def _wait(running: set[int]) -> None:
 
 
 def _rank_process(
-    scene: Scene, layout: Layout, rank: int, rings: Path, forwards: int, healthy: bool
+    scene: Scene, layout: Layout, rank: int, rings: Path, forwards: int, eagle: bool
 ) -> int:
     try:
-        if healthy:
-            scene.planned_before = ()
+        scene.eagle = eagle
         with scene.rank(layout, rank, forwards) as scripts:
             scene.cheapen()
             recording = Recording(rings, _RING_BYTES)

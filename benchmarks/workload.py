@@ -1,8 +1,8 @@
-"""Made requests of a data-parallel EAGLE server: what the benchmarks give SGLang to pad.
+"""Made requests of a data-parallel server: what the benchmarks give SGLang to pad.
 
-Every DP rank has requests that come and go and grow; one step is a draft, a verify and a draft
-extend, and now and then a prefill. All ranks of a server draw the same numbers, so that they agree
-on everybody's counts, as the gather of a real server would make them.
+Every DP rank has requests that come and go and grow. With EAGLE one step is a draft, a verify and a
+draft extend, without it one decode; now and then there is a prefill. All ranks of a server draw the
+same numbers, so that they agree on everybody's counts, as the gather of a real server makes them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-_STEP = ("draft", "verify", "draft_extend")
+_EAGLE_STEP, _PLAIN_STEP = ("draft", "verify", "draft_extend"), ("decode",)
 _PREFILL_SHARE = 0.06
-_WIDTH = {"draft": 1, "verify": 2, "draft_extend": 2, "prefill": 1}
+_WIDTH = {"decode": 1, "draft": 1, "verify": 2, "draft_extend": 2, "prefill": 1}
 _MODES = {
+    "decode": ("DECODE", None),
     "draft": ("DECODE", "draft"),
     "verify": ("TARGET_VERIFY", "verify"),
     "draft_extend": ("DRAFT_EXTEND_V2", "draft_extend"),
@@ -44,13 +45,16 @@ class Planned:
     case: dict[str, Any]
 
 
-def forwards(layout: Layout, dp_rank: int, count: int, seed: int = 1) -> list[Planned]:
+def forwards(
+    layout: Layout, dp_rank: int, count: int, *, eagle: bool = True, seed: int = 1
+) -> list[Planned]:
     """`count` forwards of one DP rank, in the order of a run."""
+    usual = _EAGLE_STEP if eagle else _PLAIN_STEP
     step, draw = _requests(layout, seed), random.Random(f"{seed}/prefills")
     planned: list[Planned] = []
     while len(planned) < count:
         lengths = step()
-        kinds = ("prefill",) if draw.random() < _PREFILL_SHARE else _STEP
+        kinds = ("prefill",) if draw.random() < _PREFILL_SHARE else usual
         planned += [Planned(kind, _case(kind, layout, dp_rank, lengths, draw)) for kind in kinds]
     return planned[:count]
 
