@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from padtrace.errors import BadRecordingError, NothingObservedError, UsageError
+from padtrace.record import endings
 from padtrace.record import ring_format as form
 from padtrace.record.coverage import coverage_of, dropped_events, graph_forwards
 from padtrace.record.merge import RingBuilder
@@ -123,6 +124,7 @@ def _merge(
     graphs: list[int] = []
     dropped: list[int] = []
     kept: list[Place] = []
+    ends: list[endings.Ending] = []
     for place in sorted(chosen.places, key=lambda p: p.order()):
         try:
             ring = read_ring(place.path)
@@ -135,6 +137,7 @@ def _merge(
         builder.add_ring(_process_values(place, ring, shift), facts, ring, shift)
         graphs.append(graph_forwards(ring))
         dropped.append(dropped_events(ring))
+        ends.append(endings.ending_of(ring, place.global_rank))
         # They are in the builder now; the events of many rings would fill the memory.
         ring.events.clear()
         rings.append(ring)
@@ -144,7 +147,10 @@ def _merge(
     missing = missing_ranks(kept)
     if missing:
         notes.append(f"no ring of rank {', '.join(map(str, missing))}")
-    recording = builder.finish(coverage_of(rings, graphs, dropped, missing))
+    notes += endings.notes(ends)
+    coverage = coverage_of(rings, graphs, dropped, missing)
+    coverage["blind"]["ended_suddenly"] = endings.ended_suddenly(ends)
+    recording = builder.finish(coverage)
     return Sealed(recording, damaged, [(p.path, why) for p, why in others], missing, notes)
 
 
