@@ -16,21 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.live import servers  # noqa: E402
+from tests.live.patched import with_30642  # noqa: E402
 
 RELEASE = "0.5.18"
 RECORDINGS = ROOT / "recordings"
 # SGLang's own way to start its processes, slower than the lab's.
 ENVIRONMENT = {**os.environ, "PADTRACE_LAB_SPAWN": "1"}
 
+# Released code dies with attention TP 2, so this one is served by a branch that aligns the plan.
+BRANCH = "healthy-dsa-eagle-attention-tp-2"
 HEALTHY = {
     "healthy-dsa-eagle": {"tp": 2, "dp": 2, "server_arguments": servers.EAGLE},
     "healthy-dense": {"model": "dense", "tp": 2, "dp": 2},
-    "healthy-dsa-eagle-attention-tp-2": {
-        "tp": 4,
-        "dp": 2,
-        "server_arguments": servers.EAGLE,
-        "options": ["--fix-30642"],
-    },
+    BRANCH: {"tp": 4, "dp": 2, "server_arguments": servers.EAGLE},
 }
 MADE = {
     "30296-draft-extend-bs1-width6-tp8": ("DRAFT_EXTEND_V2", "draft_extend", 1, 6, 8, 1),
@@ -40,8 +38,9 @@ MADE = {
 
 
 def record(name: str, arguments: dict[str, object], prompts: tuple[int, ...]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        server = servers.start(Path(folder), RELEASE, environment=ENVIRONMENT, **arguments)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as branch:
+        sglang = with_30642(RELEASE, Path(branch)) if name == BRANCH else RELEASE
+        server = servers.start(Path(folder), sglang, environment=ENVIRONMENT, **arguments)  # type: ignore[arg-type]
         try:
             if prompts:
                 server.wait_until_ready()

@@ -52,6 +52,8 @@ _HF_CONFIG = (
 _SGLANG_PREFIXES = ("SGLANG_", "SGL_")
 _MISSING = object()
 _MAX_ARGUMENT = 4096
+# Whose wrappers are no change of what a function does.
+_KNOWN_WRAPPERS = ("sglang", "torch", "functools", "contextlib", "padtrace")
 
 
 def process_facts(tier: str) -> dict[str, Any]:
@@ -107,12 +109,26 @@ def runner_facts(model_runner: Any) -> dict[str, Any]:
 
 
 def fingerprint(function: Any) -> str | None:
-    """Hash of a function's source, or None where there is none (compiled)."""
+    """Hash of a function's source, or None where there is none (compiled).
+
+    Decorators of SGLang, torch and the standard library are looked through, as are our own hooks;
+    a wrapper that somebody else put around the function is part of what runs, so of the hash.
+    """
     try:
         source = inspect.getsource(function)
-    except (OSError, TypeError):
+        layer = function
+        while (inner := getattr(layer, "__wrapped__", None)) is not None:
+            if not _is_known_wrapper(layer):
+                source += inspect.getsource(layer.__code__)
+            layer = inner
+    except (OSError, TypeError, AttributeError):
         return None
     return hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
+
+
+def _is_known_wrapper(layer: Any) -> bool:
+    home = getattr(layer, "__globals__", {}).get("__name__", "functools")
+    return str(home).split(".")[0] in _KNOWN_WRAPPERS and not str(home).startswith("padtrace.lab")
 
 
 def plain(value: Any) -> Any:

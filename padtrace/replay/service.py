@@ -24,7 +24,7 @@ from padtrace.errors import EnvironmentMissingError, PadtraceError
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import digest, to_bytes
-from padtrace.replay import environments, protocol, releases
+from padtrace.replay import environments, fingerprints, protocol, releases
 
 Progress = Callable[[int, int, str], None]
 
@@ -159,7 +159,9 @@ def replay(
     """
     tell = progress or _silent
     worker = worker_for(sglang, recorded_release(recording), tell)
-    return worker.replay(recording, kernels=kernels, chains=chains, progress=tell)
+    replayed = worker.replay(recording, kernels=kernels, chains=chains, progress=tell)
+    fingerprints.restate(replayed, worker.release.root)
+    return replayed
 
 
 def doctor(sglang: str | Path | None = None, *, progress: Progress | None = None) -> Doctor:

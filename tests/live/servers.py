@@ -111,7 +111,7 @@ class LiveServer:
 
 def start(
     folder: Path,
-    version: str,
+    sglang: str | Path,
     *,
     model: str = "dsa",
     tp: int,
@@ -120,11 +120,16 @@ def start(
     server_arguments: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> LiveServer:
-    """Start the command; the server is not ready yet when this returns."""
+    """Start the command on a release that is here, or on a folder that holds sglang.
+
+    The server is not ready yet when this returns.
+    """
+    if isinstance(sglang, str):
+        need_release(sglang)
     port = free_port()
     command = [
         sys.executable, "-m", "padtrace", "lab", "--record", f"--model={model}", f"--tp={tp}",
-        f"--dp={dp}", f"--sglang={need_release(version)}", f"--port={port}", f"--out={folder}",
+        f"--dp={dp}", f"--sglang={sglang}", f"--port={port}", f"--out={folder}",
         *options, "--", *server_arguments,
     ]  # fmt: skip
     process = subprocess.Popen(

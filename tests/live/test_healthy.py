@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from padtrace.explore.differences import Differences, compare
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import read
 from padtrace.replay.service import replay
+from padtrace.report.summary import compare_fingerprints
 from tests.live import servers
+from tests.live.patched import with_30642
 from tests.live.servers import LiveServer
 
 RELEASE = "0.5.18"
@@ -24,31 +27,30 @@ PADDING_EVENTS = ("sync", "plan", "pad", "unpad")
 @dataclass
 class Run:
     server: LiveServer
+    model: str
+    sglang: str | Path
     recorded: Recording
     replayed: Recording
     differences: Differences
 
 
-def run(server: LiveServer) -> Run:
+def run(server: LiveServer, model: str, sglang: str | Path) -> Run:
     """One prompt alone first, so that the other rank has nothing to do; then all at once."""
     server.wait_until_ready()
     server.ask(UNEVEN_PROMPTS[:1])
     server.ask(UNEVEN_PROMPTS)
     server.interrupt()
     recorded = read(server.recording)
-    replayed = replay(recorded)
-    return Run(server, recorded, replayed, compare(recorded, replayed))
+    replayed = replay(recorded, sglang=sglang)
+    return Run(server, model, sglang, recorded, replayed, compare(recorded, replayed))
 
 
 CASES: dict[str, dict[str, Any]] = {
     "dsa": {"tp": 2, "dp": 2, "server_arguments": servers.EAGLE},
     "dense": {"model": "dense", "tp": 2, "dp": 2},
-    "dsa-attention-tp-2": {
-        "tp": 4,
-        "dp": 2,
-        "server_arguments": servers.EAGLE,
-        "options": ["--fix-30642"],
-    },
+    # With attention TP 2 the released code dies of sglang#30296 (test_crash.py), so a branch that
+    # aligns the plan serves here; replay then runs that branch too.
+    "dsa-attention-tp-2": {"tp": 4, "dp": 2, "server_arguments": servers.EAGLE, "patched": True},
     "dense-attention-tp-2": {"model": "dense", "tp": 4, "dp": 2},
 }
 PARAMETERS = [
@@ -62,9 +64,12 @@ def healthy(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("healthy")
-    server = servers.start(folder, RELEASE, **CASES[request.param])
+    case = dict(CASES[request.param])
+    patched = case.pop("patched", False)
+    sglang = with_30642(RELEASE, tmp_path_factory.mktemp("branch")) if patched else RELEASE
+    server = servers.start(folder, sglang, **case)
     try:
-        yield run(server)
+        yield run(server, case.get("model", "dsa"), sglang)
     finally:
         servers.end(server)
 
@@ -93,10 +98,27 @@ def test_server_and_replay_agree_on_every_field(healthy: Run) -> None:
     assert differences.differences == []
     assert differences.compared_values > 3000
     for kind in PADDING_EVENTS:
-        assert healthy.replayed.rows(kind) == healthy.recorded.rows(kind), kind
+        rows = healthy.replayed.rows(kind), healthy.recorded.rows(kind)
+        if kind == "plan" and healthy.model == "dense":
+            reasons = healthy.replayed.coverage["replay"]["not_replayed"]
+            assert rows[0] == 0
+            assert sum(reasons.values()) == rows[1], "each plan left out is counted with a reason"
+        else:
+            assert rows[0] == rows[1] > 0, kind
 
 
 def test_a_healthy_server_gives_no_finding(healthy: Run) -> None:
     for recording in (healthy.recorded, healthy.replayed):
         report = check(recording)
         assert [finding.sentence for finding in report.findings] == []
+
+
+def test_a_branch_is_told_from_the_release(healthy: Run) -> None:
+    """What the branch serves, the release would not: and the file says which code ran."""
+    if healthy.sglang == RELEASE:
+        assert compare_fingerprints(healthy.recorded, healthy.replayed) == "match"
+        return
+    released = replay(healthy.recorded, sglang=RELEASE)
+    assert compare_fingerprints(healthy.recorded, released) == "differ"
+    found = {finding.contract for finding in check(released).findings}
+    assert "PT101" in found

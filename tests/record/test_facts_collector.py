@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import sys
 from dataclasses import dataclass, field
@@ -142,3 +143,18 @@ def test_a_fingerprint_follows_the_source_and_not_the_name() -> None:
     assert len(first) == 32
     assert first != other
     assert fingerprint(len) is None
+
+
+def test_a_wrapper_of_somebody_else_changes_the_fingerprint() -> None:
+    def counts(batch: list[int]) -> list[int]:
+        return batch
+
+    plain_hash = fingerprint(counts)
+
+    @functools.wraps(counts)
+    def patched(batch: list[int]) -> list[int]:
+        return [count + 1 for count in counts(batch)]
+
+    assert plain_hash is not None
+    assert fingerprint(patched) not in (None, plain_hash)
+    assert fingerprint(functools.lru_cache(counts)) == plain_hash
