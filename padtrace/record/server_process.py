@@ -32,14 +32,15 @@ class ServerProcess:
         on_line: Callable[[str], None] | None,
     ) -> None:
         pipe = subprocess.PIPE if on_line is not None else None
-        self._process = subprocess.Popen(
-            list(command),
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=subprocess.STDOUT if pipe is not None else None,
-            start_new_session=True,
-        )
+        with _interruptible_children():
+            self._process = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=subprocess.STDOUT if pipe is not None else None,
+                start_new_session=True,
+            )
         self._interrupts = 0
         self._stopping_since: float | None = None
         self._reader: threading.Thread | None = None
@@ -131,3 +132,23 @@ class ServerProcess:
                     if int(group) == self.pid and state not in "ZX":
                         return True
         return False
+
+
+@contextlib.contextmanager
+def _interruptible_children() -> Iterator[None]:
+    """Children started here take SIGINT, also where this process was told to ignore it.
+
+    A shell starts background jobs with SIGINT ignored, and ignoring is inherited; a signal that is
+    caught is not, it goes back to its default in the child.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
