@@ -23,7 +23,7 @@ from typing import Any
 
 from padtrace.errors import EnvironmentMissingError, PadtraceError, UsageError
 from padtrace.record import settings
-from padtrace.record.redact import redact_arguments
+from padtrace.record.redact import redact_arguments, redact_text
 from padtrace.record.seal import Sealed, seal
 from padtrace.record.server_process import ServerProcess
 from padtrace.record.status import Status, StatusReader
@@ -361,11 +361,11 @@ def _model_name(server_arguments: Sequence[str]) -> str:
         following = "".join(server_arguments[position + 1 : position + 2])
         names[flag] = value if equals else following
     for flag in ("--served-model-name", "--model-path", "--model"):
-        [text] = redact_arguments([names.get(flag, "")])
+        text = names.get(flag, "")
         # The cache of Hugging Face keeps a model under .../models--org--name/snapshots/<hash>.
         cached = re.search(r"models--[^/]*?--([^/]+)/snapshots/", text)
         last = cached[1] if cached else text.rstrip("/").rpartition("/")[2]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.")[:60]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", redact_text(last)).strip("-.")[:60]
         if name:
             return name
     return "server"

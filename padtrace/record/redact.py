@@ -52,6 +52,8 @@ _INLINE = re.compile(r"""((?:^|[\s,;{"'])["']?([\w.-]+)["']?\s*[:=]\s*["']?)([^\
 _WORD = re.compile(r"[A-Za-z0-9+_=-]{20,}")
 # Where things lie on somebody's machine is nobody else's business; the last name may be the model.
 _PATH = re.compile(r"""(?<![\w./:~-])~?(?:/[^\s/:,;"'=|]+)+/([^\s/:,;"'=|]+)""")
+# The cache of Hugging Face keeps a model under .../models--org--name/snapshots/<hash>.
+_HUB_PATH = re.compile(r"""[^\s"'=]*/models--([^/\s]+?)--([^/\s]+)/snapshots/[^/\s"']+/?""")
 _MIN_RANDOM_CHARACTERS = 20
 _MIN_ENTROPY_BITS = 3.5
 
@@ -73,6 +75,7 @@ def redact_text(text: str, name: str = "") -> str:
     text = _URL_USER.sub(REDACTED, text)
     text = _URL_QUERY.sub(_by_name, text)
     text = _INLINE.sub(_by_name, text)
+    text = _HUB_PATH.sub(r".../\1/\2", text)
     text = _PATH.sub(r".../\1", text)
     if _HASH_NAME.search(name):
         return text

@@ -223,8 +223,9 @@ def test_a_damaged_ring_keeps_the_folder(run: Run) -> None:
 
 @pytest.mark.parametrize("missing", ["sglang", "padtrace"])
 def test_what_is_not_installed_is_named(
-    tmp_path: Path, environment: dict[str, str], missing: str
+    tmp_path: Path, environment: dict[str, str], missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a checkout's folder may hold metadata of an editable install
     # An interpreter without its own packages, so that only the folder made here counts.
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')

@@ -105,6 +105,7 @@ def test_facts_keep_the_hashes_of_sources() -> None:
     [
         ("/mnt/team/models/glm-5", ".../glm-5"),
         ("~/models/glm-5", ".../glm-5"),
+        ("/mnt/hub/models--zai-org--GLM-5/snapshots/0123abc/", ".../zai-org/GLM-5"),
         ("--model-path=/mnt/models/glm-5 --tp=4", "--model-path=.../glm-5 --tp=4"),
         ("zai-org/GLM-5", "zai-org/GLM-5"),
         ("http://127.0.0.1:30000/v1/models", "http://127.0.0.1:30000/v1/models"),
