@@ -1,7 +1,9 @@
 """What is hooked around the scene: nothing, hooks that do nothing, padtrace, SGLang's dumper.
 
-All of them go through SGLang's own hook registry onto the same functions. Each is installed once;
-arming one of them then only puts its functions into the classes, so that rounds can alternate.
+All of them go onto the same functions in the same way: through SGLang's own hook registry, and onto
+the kernels, which a server imports after its plugins have run, by padtrace's wrapping at import.
+Each is installed once; arming one of them then only puts its functions into the classes, so that
+rounds can alternate.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from padtrace.record import settings, start
+from padtrace.record.install import wrap_attribute
 from padtrace.record.ring import EventWriter
 from padtrace.record.state import State
 
-_MISSING = object()
+_IMPORTED_LATE = "sgl_kernel."
 Around = Callable[..., Any]
 
 
@@ -42,7 +45,10 @@ class Variants:
 
         HookRegistry.reset()
         for target, hook in hooks.items():
-            HookRegistry.register(target, hook, HookType.AROUND)
+            if target.startswith(_IMPORTED_LATE):
+                wrap_attribute(*self._places[target], hook)
+            else:
+                HookRegistry.register(target, hook, HookType.AROUND)
         HookRegistry.apply_hooks()
         HookRegistry.reset()
         self._functions[variant] = self._now()
