@@ -264,6 +264,44 @@ def replay(
 
 
 @app.command()
+def across(
+    recording: RecordingPath,
+    releases: Annotated[
+        str | None,
+        typer.Option("--releases", metavar="A,B", help="Releases; all padtrace is tested with."),
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="off, auto, reference or cuda: whether kernels are called.")
+    ] = "off",
+    only: Only = None,
+    strict: Strict = False,
+    known: Known = None,
+    json: Json = False,
+) -> None:
+    """Replay a recording on many SGLang releases: first bad, first good, what changed."""
+    from padtrace.explore.across import across as replay_across
+    from padtrace.replay.releases import TESTED
+    from padtrace.report import across_view, json_output, verdicts
+
+    loaded, reports, out = _read(recording), _known(known), _console()
+    with across_view.progress(out, quiet=json) as progress:
+        result = replay_across(
+            loaded,
+            _names(releases) if releases is not None else TESTED,
+            kernels=kernels,
+            only=_ids(only),
+            known=reports,
+            strict=strict,
+            progress=progress,
+        )
+    if json:
+        _write(json_output.text(across_view.as_json(result, str(recording))))
+    else:
+        across_view.print_across(out, result)
+    raise typer.Exit(verdicts.CODES[result.verdict])
+
+
+@app.command()
 def make(
     case: Annotated[Path, typer.Argument(metavar="CASE.json", help="A case, or a list of them.")],
     output: Annotated[
@@ -542,6 +580,10 @@ def _known(path: Path | None) -> KnownReports:
     from padtrace.contracts.known import KnownReports
 
     return KnownReports.shipped(path)
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _ids(only: list[str] | None) -> set[str] | None:
