@@ -143,12 +143,13 @@ def test_nothing_recorded_is_said_and_the_code_is_the_server_s(run: Run) -> None
 
 
 def test_ctrl_c_is_forwarded(run: Run) -> None:
+    handler = signal.getsignal(signal.SIGINT)
     run.when_forwards(3, signal.SIGINT)
     result = run("serve")
     assert result.exit_code == 7
     assert result.recording is not None
     assert reader.read(result.recording).rows("forward") >= 2 * 3
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_the_second_ctrl_c_kills(run: Run) -> None:
