@@ -27,6 +27,7 @@ INSIDE_SERVER = {
     "record/values", "record/probes", "record/install", "record/start", "record/failures",
     "record/imports", "record/ring_format", "record/ring_file", "record/facts_collector",
     "record/alarm", "record/ring", "record/wire", "record/settings", "record/redact",
+    "record/device_values",
 }  # fmt: skip
 SERVER_MAY_IMPORT = {"recording/schema", "recording/absent", "recording/facts", "contracts/rows"}
 HEAVY = {"torch", "sglang", "sgl_kernel", "flash_mla", "triton", "transformers"}

@@ -121,7 +121,7 @@ class Installer:
         name = f"{cls.__name__}.{method}"
         number = self._state.writer.hook(name, "found", f"{cls.__module__}.{cls.__qualname__}")
         hook = Hook(self._state, name, number)
-        probe = PlanProbe(self._context, method, self.finish_launches)
+        probe = self._probe("plan", method)
         wrap_attribute(cls, method, around(hook, probe, self._state, self._is_compiling))
         self._fingerprint(f"{cls.__module__}.{cls.__qualname__}.{method}", function)
 

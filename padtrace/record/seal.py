@@ -16,10 +16,12 @@ from padtrace.errors import BadRecordingError, NothingObservedError, UsageError
 from padtrace.record import endings
 from padtrace.record import ring_format as form
 from padtrace.record.coverage import coverage_of, dropped_events, graph_forwards
+from padtrace.record.device_values import layout
 from padtrace.record.merge import RingBuilder
 from padtrace.record.redact import redact_facts
 from padtrace.record.ring_reader import Ring, read_ring, read_static
 from padtrace.record.runs import Place, Run, choose, missing_ranks, place_of
+from padtrace.record.values_reader import KeptValues, read_values
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Recording, Value
 
@@ -151,7 +153,24 @@ def _merge(
     coverage = coverage_of(rings, graphs, dropped, missing)
     coverage["blind"]["ended_suddenly"] = endings.ended_suddenly(ends)
     recording = builder.finish(coverage)
+    _add_values(recording, kept, notes)
     return Sealed(recording, damaged, [(p.path, why) for p, why in others], missing, notes)
+
+
+def _add_values(recording: Recording, places: Sequence[Place], notes: list[str]) -> None:
+    """What tiers `meta` and `full` kept beside the rings."""
+    kept: dict[int, KeptValues] = {}
+    for process, place in enumerate(places):
+        path = place.path.with_suffix(layout.SUFFIX)
+        if path.exists():
+            kept[process] = read_values(path, process)
+    for process, values in kept.items():
+        recording.values.update(values.tensors)
+        if values.problem:
+            notes.append(f"no values of process {process}: {values.problem}")
+    if kept:
+        counters = {str(process): values.counters for process, values in kept.items()}
+        recording.coverage["blind"]["values"] = counters
 
 
 def _process_values(place: Place, ring: Ring, shift_ns: int) -> dict[str, Value]:

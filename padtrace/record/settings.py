@@ -3,6 +3,7 @@
     PADTRACE_RECORD   folder for the rings; unset or empty: recording is off
     PADTRACE_TIER     shape (default), meta or full
     PADTRACE_RING     bytes of each process's ring, such as 64M (default) or 1G
+    PADTRACE_VALUES   bytes of each process's file of tensor values, with tiers meta and full
     PADTRACE_POLICY   last (default): keep the newest events; first: keep the oldest;
                       error: like last, but stop some events after the first error
     PADTRACE_ALARM    1 (default): one log line when lengths disagree; 0: none
@@ -24,10 +25,11 @@ from padtrace.record.ring_format import MAX_BYTES, MIN_BYTES, POLICIES
 FOLDER = "PADTRACE_RECORD"
 TIER = "PADTRACE_TIER"
 RING = "PADTRACE_RING"
+VALUES = "PADTRACE_VALUES"
 POLICY = "PADTRACE_POLICY"
 ALARM = "PADTRACE_ALARM"
 RUN = "PADTRACE_RUN"
-VARIABLES = (FOLDER, TIER, RING, POLICY, ALARM, RUN)
+VARIABLES = (FOLDER, TIER, RING, VALUES, POLICY, ALARM, RUN)
 
 TIERS = ("shape", "meta", "full")
 DEFAULT_RING_BYTES = 64 << 20
@@ -46,6 +48,7 @@ class Settings:
         ring_bytes: size of each process's ring file.
         run: "" where nobody named the run.
         problems: one line for each variable that could not be read.
+        values_bytes: size of each process's file of tensor values; none with tier `shape`.
     """
 
     folder: Path
@@ -55,6 +58,7 @@ class Settings:
     alarm: bool = True
     run: str = ""
     problems: tuple[str, ...] = ()
+    values_bytes: int = DEFAULT_RING_BYTES
 
 
 def parse_size(text: str) -> int:
@@ -93,7 +97,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings | None:
     return Settings(
         folder=Path(folder),
         tier=choice(TIER, TIERS),
-        ring_bytes=_ring_bytes(environment.get(RING, ""), problems),
+        ring_bytes=_bytes(environment, RING, problems),
+        values_bytes=_bytes(environment, VALUES, problems),
         policy=choice(POLICY, POLICIES),
         alarm=choice(ALARM, ("1", "0")) == "1",
         run=run,
@@ -101,11 +106,12 @@ def from_environment(environment: Mapping[str, str]) -> Settings | None:
     )
 
 
-def _ring_bytes(text: str, problems: list[str]) -> int:
+def _bytes(environment: Mapping[str, str], name: str, problems: list[str]) -> int:
+    text = environment.get(name, "")
     if not text.strip():
         return DEFAULT_RING_BYTES
     try:
         return parse_size(text)
     except ValueError as error:
-        problems.append(f"{RING}: {error}: 64M used")
+        problems.append(f"{name}: {error}: 64M used")
         return DEFAULT_RING_BYTES

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from padtrace.record import settings
@@ -22,9 +23,6 @@ from padtrace.record.ring import EventWriter, RingUnavailable
 from padtrace.record.state import State
 from padtrace.record.targets import live_look
 
-# The only tier there are probes for: shapes and host integers.
-TIER = "shape"
-
 logger = logging.getLogger("padtrace")
 
 
@@ -35,8 +33,6 @@ def start() -> bool:
         return False
     for problem in wanted.problems:
         logger.warning("padtrace: %s", problem)
-    if wanted.tier != TIER:
-        logger.warning("padtrace: tier %s is not recorded yet: %s is", wanted.tier, TIER)
     try:
         writer = EventWriter.create(
             wanted.folder, size_bytes=wanted.ring_bytes, policy=wanted.policy, run=wanted.run
@@ -45,7 +41,7 @@ def start() -> bool:
         logger.warning("padtrace: recording of this process is off: %s", error.reason)
         return False
     try:
-        _hook_everything(State(writer), wanted)
+        _hook_everything(State(writer), wanted, writer.path)
     except Exception as error:
         logger.warning(
             "padtrace: recording of this process is off: %s: %s", type(error).__name__, error
@@ -57,7 +53,7 @@ def start() -> bool:
     return True
 
 
-def _hook_everything(state: State, wanted: settings.Settings) -> None:
+def _hook_everything(state: State, wanted: settings.Settings, ring: Path) -> None:
     import torch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -75,6 +71,34 @@ def _hook_everything(state: State, wanted: settings.Settings) -> None:
     alarm = Alarm(state, str(wanted.folder)) if wanted.alarm else None
     tell: Any = alarm.failed if alarm is not None else None
     state.on_error.append(ErrorRecorder(state, tell))
-    state.writer.facts(process_facts(TIER))
+    keeper = _keeper(wanted, ring)
+    state.writer.facts(process_facts(wanted.tier if keeper is not None else "shape"))
     context = Context(state, ForwardBatch, attn_cp_rank)
-    Installer(context, alarm, live_look, register, torch.compiler.is_compiling).install()
+    rest = (context, alarm, live_look, register, torch.compiler.is_compiling)
+    if keeper is None:
+        Installer(*rest).install()
+        return
+    from padtrace.record.device_values.probes import KeepingInstaller
+
+    KeepingInstaller(keeper, *rest).install()
+    atexit.register(keeper.finish)
+
+
+def _keeper(wanted: settings.Settings, ring: Path) -> Any:
+    """What keeps values beside the ring; None with tier `shape`, and where there is no room."""
+    if wanted.tier == "shape":
+        return None
+    from padtrace.record.device_values import layout
+    from padtrace.record.device_values.keeper import Keeper
+    from padtrace.record.device_values.values_file import ValuesFile
+
+    try:
+        file = ValuesFile.create(
+            ring.with_suffix(layout.SUFFIX),
+            wanted.values_bytes,
+            keep_first=wanted.policy == "first",
+        )
+    except RingUnavailable as error:
+        logger.warning("padtrace: no values are kept, only shapes: %s", error.reason)
+        return None
+    return Keeper(file, wanted.tier)

@@ -15,6 +15,7 @@ import numpy as np
 from padtrace.recording import schema
 from padtrace.recording.absent import NOT_OBSERVED_CODE, Absent, value_of
 from padtrace.recording.columns import Int64Array
+from padtrace.recording.value_tensors import ValueKey, ValueTensor
 
 Value = int | str | None | Absent | list[int] | list[str] | dict[str, Any]
 Snapshot = dict[str, Value]
@@ -86,6 +87,7 @@ class Recording:
         facts: one JSON object per process, in process order (design 4.2, "facts").
         coverage: JSON object; see `record` for its keys.
         about: format version, producer, tier, what it was made from.
+        values: values of device tensors; empty with tier `shape`.
     """
 
     tables: dict[str, TableData]
@@ -95,6 +97,7 @@ class Recording:
     facts: list[dict[str, Any]]
     coverage: dict[str, Any]
     about: dict[str, Any]
+    values: dict[ValueKey, ValueTensor] = field(default_factory=dict)
     _snapshots: dict[int, Snapshot] = field(default_factory=dict)
 
     def table(self, name: str) -> TableData:

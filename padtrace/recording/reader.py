@@ -6,6 +6,7 @@ counts, then that every index points to something.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,14 @@ from padtrace.recording import schema
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import ENCODINGS, Int64Array, decode, widen
 from padtrace.recording.model import Recording, TableData
+from padtrace.recording.value_tensors import (
+    MAX_DIMENSIONS,
+    PREFIX,
+    STORED_AS,
+    ValueKey,
+    ValueTensor,
+    key_of,
+)
 from padtrace.recording.writer import digest, metadata_digest
 
 MAX_FILE_BYTES = 4 << 30
@@ -95,12 +104,26 @@ def _container(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], dict[st
     header, start = _header(data, name)
     texts: dict[str, str] = {}
     tensors: dict[str, NDArray[Any]] = {}
+    spans: list[tuple[int, int]] = []
     for key, raw in header.items():
         if key == "__metadata__":
             texts = _convert(raw, dict[str, str], "__metadata__", name)
         else:
-            tensors[key] = _tensor(data, start, key, raw, name)
+            tensors[key], span = _tensor(data, start, key, raw, name)
+            spans.append(span)
+    _check_spans(sorted(spans), len(data) - start, name)
     return tensors, texts
+
+
+def _check_spans(spans: list[tuple[int, int]], size: int, name: str) -> None:
+    """Every byte after the header belongs to exactly one tensor."""
+    reached = 0
+    for begin, end in spans:
+        if begin != reached:
+            raise _bad(name, f"its tensors overlap or leave a gap at offset {begin}", _ASK_AGAIN)
+        reached = end
+    if reached != size:
+        raise _bad(name, f"{size - reached} bytes follow its last tensor", _ASK_AGAIN)
 
 
 def _header(data: bytes, name: str) -> tuple[dict[str, msgspec.Raw], int]:
@@ -129,17 +152,21 @@ def _header(data: bytes, name: str) -> tuple[dict[str, msgspec.Raw], int]:
         ) from error
 
 
-def _tensor(data: bytes, start: int, key: str, raw: msgspec.Raw, name: str) -> NDArray[Any]:
+def _tensor(
+    data: bytes, start: int, key: str, raw: msgspec.Raw, name: str
+) -> tuple[NDArray[Any], tuple[int, int]]:
     entry = _convert(raw, _TensorEntry, key, name)
     dtype = _DTYPES.get(entry.dtype)
-    if dtype is None or len(entry.shape) != 1:
+    most = MAX_DIMENSIONS if key.startswith(PREFIX) else 1
+    if dtype is None or not 1 <= len(entry.shape) <= most or min(entry.shape) < 0:
         raise _bad(
             name,
             f"tensor {key} ({entry.dtype}, {len(entry.shape)} dimensions) is no column of integers",
             "this is a safetensors file, but no padtrace recording",
         )
     begin, end = entry.data_offsets
-    size = entry.shape[0] * np.dtype(dtype).itemsize
+    count = math.prod(entry.shape)
+    size = count * np.dtype(dtype).itemsize
     if begin < 0 or end - begin != size or start + end > len(data):
         raise _bad(
             name,
@@ -147,7 +174,8 @@ def _tensor(data: bytes, start: int, key: str, raw: msgspec.Raw, name: str) -> N
             f" with {size} bytes; the file has {len(data)}",
             _ASK_AGAIN,
         )
-    return np.frombuffer(data, dtype=dtype, count=entry.shape[0], offset=start + begin)
+    flat = np.frombuffer(data, dtype=dtype, count=count, offset=start + begin)
+    return flat.reshape(entry.shape), (begin, end)
 
 
 def _check_format(texts: dict[str, str], name: str) -> None:
@@ -188,7 +216,25 @@ def _assemble(
         facts=_json(texts, "facts", list[dict[str, Any]], name),
         coverage=_json(texts, "coverage", dict[str, Any], name),
         about=_json(texts, "about", dict[str, Any], name),
+        values=_values(tensors, texts, name),
     )
+
+
+def _values(
+    tensors: dict[str, NDArray[Any]], texts: dict[str, str], name: str
+) -> dict[ValueKey, ValueTensor]:
+    """The values of device tensors; files written before there were any name none."""
+    dtypes = _json({"values": "{}", **texts}, "values", dict[str, str], name)
+    values: dict[ValueKey, ValueTensor] = {}
+    for tensor_name in tensors:
+        if not tensor_name.startswith(PREFIX):
+            continue
+        key, dtype = key_of(tensor_name), dtypes.get(tensor_name, "")
+        if key is None or STORED_AS.get(dtype) != tensors[tensor_name].dtype:
+            what = f"tensor {tensor_name[:80]} of type {dtype[:20]!r}"
+            raise _bad(name, f"{what} is none that padtrace writes", _ASK_AGAIN)
+        values[key] = ValueTensor(tensors[tensor_name], dtype)
+    return values
 
 
 def _loader(
@@ -255,6 +301,9 @@ def _check_references(recording: Recording, name: str) -> None:
             if limit is not None:
                 _check_index(data.column(column.name), limit, f"{table.name}/{column.name}", name)
     _check_anchors(recording, name)
+    stray = [key for key in recording.values if key.process >= recording.rows("process")]
+    if stray:
+        raise _bad(name, f"tensor {stray[0].name} belongs to no process", _ASK_AGAIN)
 
 
 def _check_anchors(recording: Recording, name: str) -> None:

@@ -73,6 +73,8 @@ def to_bytes(recording: Recording) -> bytes:
         "meaning": schema.VECTOR.meaning,
         "columns": {},
     }
+    for key, value in recording.values.items():
+        tensors[key.name] = np.ascontiguousarray(value.data)
     return save(tensors, metadata=_metadata(recording, described, tensors))
 
 
@@ -136,6 +138,7 @@ def _metadata(
         "strings": recording.strings,
         "facts": recording.facts,
         "coverage": recording.coverage,
+        "values": {key.name: value.dtype for key, value in recording.values.items()},
         "digests": {name: digest(tensor.tobytes()) for name, tensor in tensors.items()},
     }
     texts = {name: msgspec.json.encode(part).decode() for name, part in parts.items()}

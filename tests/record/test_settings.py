@@ -32,8 +32,9 @@ def test_all_of_them() -> None:
         "PADTRACE_POLICY": "Error",
         "PADTRACE_ALARM": "0",
         "PADTRACE_RUN": "slurm-17",
+        "PADTRACE_VALUES": "8M",
     }
-    expected = Settings(Path("/r"), "meta", 1 << 30, "error", False, "slurm-17", ())
+    expected = Settings(Path("/r"), "meta", 1 << 30, "error", False, "slurm-17", (), 8 << 20)
     assert from_environment(environment) == expected
 
 
@@ -43,6 +44,7 @@ def test_all_of_them() -> None:
         ("PADTRACE_TIER", "everything"),
         ("PADTRACE_RING", "lots"),
         ("PADTRACE_RING", "1"),
+        ("PADTRACE_VALUES", "lots"),
         ("PADTRACE_RING", "99T"),
         ("PADTRACE_POLICY", "lats"),
         ("PADTRACE_ALARM", "yes"),

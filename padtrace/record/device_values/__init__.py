@@ -1,0 +1,1 @@
+"""Tiers `meta` and `full`: the values of device tensors, kept beside the ring."""
