@@ -12,6 +12,7 @@ from rich.text import Text
 
 from padtrace.recording import schema
 from padtrace.recording.model import Recording
+from padtrace.recording.value_tensors import INTEGERS, tier_of
 from padtrace.report.blindness import blind_spots
 from padtrace.report.summary import Summary, summarize
 from padtrace.report.words import plural, ranks_text
@@ -123,8 +124,9 @@ class ShareProof:
 def share_check(recording: Recording) -> ShareProof:
     """Look at everything in the file that could carry contents.
 
-    The reader has refused columns that are no integers; what remains are the names of the
-    columns, the strings, and the JSON of facts and coverage.
+    The reader has refused columns that are no integers, and values of fields it does not know;
+    what remains are the names of the columns, the strings, the JSON of facts and coverage, and
+    which values of tensors there are.
     """
     tier = str(recording.about.get("tier", "unknown"))
     columns = [column for table in schema.all_tables() for column in table.columns]
@@ -136,6 +138,7 @@ def share_check(recording: Recording) -> ShareProof:
     long_strings = [text for text in recording.strings if len(text) > MAX_SHAPE_STRING]
     problems += [f"a string of {len(text)} characters is no name" for text in long_strings]
     problems += _unknown_messages(recording)
+    problems += _forbidden_values(recording, tier)
     lines = [
         f"{len(columns)} columns, all integers: row counts, lengths, sizes, ranks, times, names",
         f"{len(recording.strings)} strings: names of classes, functions, modes, files",
@@ -143,8 +146,35 @@ def share_check(recording: Recording) -> ShareProof:
         f"{recording.rows('error')} errors: each message a shipped template or a hash",
         f"facts of {plural(len(recording.facts), 'rank')}: server arguments, sizes, SGLANG_*"
         " variables, secrets redacted; model names and paths are in them",
+        *_values(recording),
     ]
     return ShareProof(tier, not problems, lines, problems)
+
+
+def _values(recording: Recording) -> list[str]:
+    """Which tensors' values the file holds, by field."""
+    if not recording.values:
+        return ["no values of tensors"]
+    counts: dict[str, int] = {}
+    for key, value in recording.values.items():
+        kind = "integers" if value.dtype in INTEGERS else "activations or KV"
+        name = f"{key.plain_field} ({kind})"
+        counts[name] = counts.get(name, 0) + 1
+    return [f"values of {plural(len(recording.values), 'tensor')}: {_counts(counts)}"]
+
+
+def _forbidden_values(recording: Recording, tier: str) -> list[str]:
+    """Values that a file of this tier must not hold, one line for each field."""
+    allowed = {"shape": (), "meta": ("meta",), "full": ("meta", "full")}.get(tier, ())
+    fields = {
+        key.plain_field: needed
+        for key, value in recording.values.items()
+        if (needed := tier_of(key, value)) not in allowed
+    }
+    return [
+        f"it holds values of {field}, which only tier {needed} may hold"
+        for field, needed in sorted(fields.items())
+    ]
 
 
 def _unknown_messages(recording: Recording) -> list[str]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.engine import check
 from padtrace.recording.model import Recording
+from padtrace.recording.value_tensors import ValueKey, ValueTensor
 from tests.contracts.builders import BACKEND, Server, batch
 
 # Contracts that need values which tier `shape` does not hold.
-NEVER_EVALUATED = {"PT1002", "PT1101"}
+NEED_VALUES = {"PT1002", "PT1101"}
+# Those that no recorder gives the values for yet.
+NEVER_EVALUATED = {"PT1101"}
 
 
 def page_table(rows: int) -> Recording:
@@ -43,6 +47,17 @@ def padded_fields(positions: int) -> Recording:
     server = Server()
     server.pad(batch("DECODE", 3, 3), batch("DECODE", 4, 4, positions__rows=positions))
     return server.finish()
+
+
+def padded_slots(*slots: int, page_size: int = 1) -> Recording:
+    """A decode of three requests padded to four rows or more, with the slots it writes to."""
+    facts = {"workers": {"target": {"page_size": page_size}}}
+    server = Server(facts=facts)
+    seq = server.pad(batch("DECODE", 3, 3), batch("DECODE", len(slots), len(slots)))
+    recording = server.finish()
+    kept = ValueTensor(np.array(slots, dtype=np.int64), "int64")
+    recording.values[ValueKey(0, seq, "exit.out_cache_loc")] = kept
+    return recording
 
 
 def graph(judged: int, sized: int, bucket: int, *, allowed: int = 1) -> Recording:
@@ -202,6 +217,7 @@ EXAMPLES = {
     "PT104": (launch(cache_seqlens__rows=3), launch(cache_seqlens__rows=4)),
     "PT105": (launch(indices__shape=[3, 1, 2048]), launch(indices__shape=[4, 1, 2048])),
     "PT106": (padded_fields(3), padded_fields(4)),
+    "PT1002": (padded_slots(64, 65, 66, 65), padded_slots(64, 65, 66, 0, 0)),
     "PT301": (graph(4, 16, 16), graph(4, 4, 4)),
     "PT302": (graph(4, 4, 2), graph(4, 4, 4)),
     "PT303": (
@@ -265,11 +281,30 @@ def test_a_kept_rule_is_evaluated_and_clean(name: str) -> None:
     assert report.evaluated[name] >= 1
 
 
-@pytest.mark.parametrize("name", sorted(NEVER_EVALUATED))
+@pytest.mark.parametrize("name", sorted(NEED_VALUES))
 def test_what_needs_values_says_what_to_turn_on(name: str) -> None:
     report = check(padded_fields(4), {name})
     assert report.verdict == "nothing-observed"
     assert "--tier meta" in next(iter(report.skipped[name]))
+
+
+@pytest.mark.parametrize(
+    ("slots", "page_size", "found"),
+    [
+        ((64, 65, 66), 1, []),  # not padded
+        ((64, 65, 66, -1), 1, []),  # taken by no writer
+        ((64, 65, 66, 63), 64, []),  # the first page is reserved whole
+        ((64, 65, 66, 0, 64), 64, [64]),
+        ((0, 0, 0, 1), 1, [1]),
+    ],
+)
+def test_padded_rows_may_write_to_the_reserved_page(
+    slots: tuple[int, ...], page_size: int, found: list[int]
+) -> None:
+    report = check(padded_slots(*slots, page_size=page_size), {"PT1002"})
+    assert report.evaluated["PT1002"] == 1
+    assert [finding.right.value for finding in report.findings] == found
+    assert all("is not reserved" in finding.sentence for finding in report.findings)
 
 
 def test_a_source_of_one_entry_is_named() -> None:
