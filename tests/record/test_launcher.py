@@ -166,6 +166,15 @@ def test_stop_after_forwards(run: Run) -> None:
     assert reader.read(result.recording).rows("forward") >= 20
 
 
+def test_stop_after_a_time(run: Run) -> None:
+    started = time.monotonic()
+    result = run("serve", stop_after=StopAfter(seconds=1.5))
+    assert time.monotonic() - started >= 1.5
+    # It was asked to end, which this one takes for Ctrl-C, and not killed.
+    assert result.exit_code == 7
+    assert result.recording is not None
+
+
 def test_the_first_error_is_sealed_at_once(run: Run) -> None:
     at_error: list[int] = []
 
