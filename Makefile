@@ -41,6 +41,9 @@ test-live: $(VENV)/.replay ## the further tests against live servers
 	$(BIN)/padtrace releases fetch $(RELEASES) 0.5.20 0.5.23
 	$(PYTEST) -m "live and not live_default"
 
+corpus: $(VENV)/.replay ## replay the corpus of reports and healthy baselines on seven releases
+	$(BIN)/python scripts/corpus.py
+
 check: $(VENV)/.base ## lint, format and type checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -113,6 +113,25 @@ def show(
 
 
 @app.command()
+def ranks(
+    recording: RecordingPath,
+    step: Annotated[
+        int | None, typer.Option(help="Which step; the first with a finding, else the last.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what every rank did in one step, side by side."""
+    from padtrace.report import json_output, ranks_view
+
+    loaded = _read(recording)
+    result = ranks_view.side_by_side(loaded, ranks_view.step_to_show(loaded, step))
+    if json:
+        _write(json_output.text(result.as_json()))
+    else:
+        ranks_view.print_ranks(_console(), result)
+
+
+@app.command()
 def check(
     recording: RecordingPath,
     only: Only = None,
@@ -155,7 +174,7 @@ def _diff_rows(
     path: Path, only: list[str] | None, strict: bool, known: Path | None, json: bool
 ) -> NoReturn:
     from padtrace.contracts.engine import check as check_recording
-    from padtrace.report import json_output, rows_view, terminal, verdicts
+    from padtrace.report import json_output, ranks_view, rows_view, terminal, verdicts
 
     loaded, reports = _read(path), _known(known)
     report = check_recording(loaded, _ids(only), known=reports, strict=strict)
@@ -165,6 +184,7 @@ def _diff_rows(
         out = _console()
         terminal.print_headline(out, report)
         rows_view.print_rows(out, loaded)
+        ranks_view.print_divergent_step(out, loaded, report)
         terminal.print_report(out, loaded, report, reports, path=str(path), headline=False)
     raise typer.Exit(verdicts.exit_code(report))
 

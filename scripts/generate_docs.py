@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from padtrace.recording import document
+from padtrace.report import explain_view
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def pages() -> dict[str, str]:
     """File name to content of every generated page."""
-    return {"recording-format.md": document.markdown()}
+    return {
+        "contracts.md": explain_view.markdown(),
+        "recording-format.md": document.markdown(),
+    }
 
 
 if __name__ == "__main__":

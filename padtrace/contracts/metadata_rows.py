@@ -49,9 +49,12 @@ def page_table_sentence(evidence: Evidence, finding: Finding) -> str:
     right, q_rows = finding.right, finding.left.value
     fits = f" beside a num_splits of {splits} that fits" if splits == (q_rows or 0) + 1 else ""
     planned = f" planned {finding.planned}" if finding.planned else ""
+    who = f"an idle rank ({finding.worker} worker)"
+    if finding.mode != "IDLE":
+        who = wording.who(finding)
     return (
         f"{right.name.removesuffix('.rows')} {right.value}, q has {q_rows} rows: the metadata of "
-        f"{wording.who(finding)}{planned} cover fewer rows than q has{fits}"
+        f"{who}{planned} cover fewer rows than q has{fits}"
     )
 
 

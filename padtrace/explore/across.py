@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from padtrace.contracts.engine import CLEAN, DIVERGENT, NOTHING_OBSERVED
-from padtrace.contracts.evidence import Evidence
+from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.known import KnownReports
 from padtrace.contracts.model import Finding
 from padtrace.contracts.releases import release_key
-from padtrace.contracts.sites import modes_of, pad_sites, rows_after_pad
+from padtrace.contracts.sites import Sites, launch_sites, modes_of, pad_sites, rows_after_pad
 from padtrace.errors import EnvironmentMissingError, UsageError
 from padtrace.explore.differences import Differences, compare
 from padtrace.explore.rerun import Outcome, rerun
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
+from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
 
 Progress = Callable[[int, int, str], None]
@@ -152,31 +154,50 @@ def across(
     """
     if not releases:
         raise UsageError("no release is named", "--releases is empty", "--releases 0.5.17,0.5.18")
+    tell = progress or _silent
+
+    def replay(release: str) -> Outcome:
+        def say(done: int, total: int, text: str) -> None:
+            tell(done, total, f"SGLang {release}: {text}")
+
+        return rerun(
+            recording,
+            sglang=release,
+            kernels=kernels,
+            only=only,
+            known=known,
+            strict=strict,
+            progress=say,
+        )
+
     ordered = sorted(dict.fromkeys(releases), key=release_key)
-    results: list[OnRelease] = []
-    for release in ordered:
-        options = {"kernels": kernels, "only": only, "known": known, "strict": strict}
-        results.append(_on(recording, release, options, progress or _silent))
+    return assemble(recording, [_on(release, replay) for release in ordered])
+
+
+def assemble(recording: Recording, results: list[OnRelease]) -> Across:
+    """Compare replays that were made already, oldest release first.
+
+    Raises:
+        EnvironmentMissingError: not one of them could be run.
+    """
     if not any(entry.outcome for entry in results):
         assert results[0].error is not None
         raise results[0].error
-    changes = list(_changes(results))
-    return Across(recording, results, changes, _shown(results), _verdict(results))
+    return Across(recording, results, list(_changes(results)), _shown(results), _verdict(results))
 
 
-def _on(
-    recording: Recording, release: str, options: dict[str, object], progress: Progress
-) -> OnRelease:
+def _on(release: str, replay: Callable[[str], Outcome]) -> OnRelease:
     from padtrace.replay import service
-
-    def tell(done: int, total: int, text: str) -> None:
-        progress(done, total, f"SGLang {release}: {text}")
 
     try:
         with service.session():
-            outcome = rerun(recording, sglang=release, progress=tell, **options)  # type: ignore[arg-type]
+            return of_outcome(release, replay(release))
     except EnvironmentMissingError as error:
         return OnRelease(release, None, error=error)
+
+
+def of_outcome(release: str, outcome: Outcome) -> OnRelease:
+    """A replay with its padded forwards."""
     return OnRelease(release, outcome, forwards_of(outcome.replayed))
 
 
@@ -185,11 +206,11 @@ def forwards_of(recording: Recording) -> dict[Key, Rows]:
     evidence = Evidence(recording)
     sites = pad_sites(evidence)
     columns = {
-        name: evidence.column("pad", name)[sites.rows] for name in ("process", "batch", "draft_step")
+        name: evidence.column("pad", name)[sites.rows]
+        for name in ("process", "batch", "draft_step")
     }
     modes = modes_of(evidence, sites)
-    q_rows = rows_after_pad(evidence, sites.pads)
-    splits = evidence.at("plan", "num_splits.rows", sites.plans)
+    q_rows, splits = _at_the_call(evidence, sites)
     padding = evidence.snapshot("pad", "exit", "dp_padding_mode", sites.rows)
     order = np.lexsort((evidence.column("pad", "enter_seq")[sites.rows], columns["process"]))
     found: dict[Key, Rows] = {}
@@ -208,13 +229,28 @@ def forwards_of(recording: Recording) -> dict[Key, Rows]:
     return found
 
 
+def _at_the_call(evidence: Evidence, sites: Sites) -> tuple[Int64Array, Int64Array]:
+    """Rows of q and of num_splits: those of the kernel call, else of the pad and its plan."""
+    q_rows = rows_after_pad(evidence, sites.pads)
+    splits = evidence.at("plan", "num_splits.rows", sites.plans)
+    calls = launch_sites(evidence)
+    given = evidence.column("launch", "num_splits.rows")
+    seen = present(calls.q_rows) & present(given) & (calls.pads >= 0)
+    place = {int(pad): index for index, pad in enumerate(sites.pads)}
+    for index in np.flatnonzero(seen):
+        position = place.get(int(calls.pads[index]))
+        if position is not None:
+            q_rows[position], splits[position] = calls.q_rows[index], given[index]
+    return q_rows, splits
+
+
 def _number(value: np.int64) -> int | None:
     return int(value) if value > HIGHEST_ABSENT_CODE else None
 
 
 def _changes(results: Sequence[OnRelease]) -> Iterator[Change]:
     ran = [entry for entry in results if entry.outcome]
-    for before, after in zip(ran, ran[1:], strict=False):
+    for before, after in pairwise(ran):
         assert before.outcome is not None
         assert after.outcome is not None
         differences = compare(before.outcome.replayed, after.outcome.replayed)

@@ -172,7 +172,9 @@ def _print_change(out: Console, change: Change) -> None:
         times = f" ({count:,} times)" if count > 1 else ""
         out.print(Padding(Text(f"{name}: {left} -> {right}{times}"), (0, 0, 0, 2)))
     if len(fields) > MAX_FIELDS:
-        out.print(Padding(Text(f"{len(fields) - MAX_FIELDS} more fields: see --json"), (0, 0, 0, 2)))
+        out.print(
+            Padding(Text(f"{len(fields) - MAX_FIELDS} more fields: see --json"), (0, 0, 0, 2))
+        )
     out.print()
 
 

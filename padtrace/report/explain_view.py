@@ -16,6 +16,23 @@ from padtrace.errors import UsageError
 from padtrace.report import json_output
 
 
+_INTRODUCTION = """
+A contract is one rule that the events of a recording keep or break. Its id is stable; the hundreds
+are the kind (1: T1 and T2, 3: T3 ... 12: T12). Severities: `crash`, something stops; `silent`,
+nothing stops and the result may be wrong; `suspect`, no harm known: suspects alone exit with 0, and
+with 1 under `--strict`.
+
+Some differences are on the path of every healthy server, for instance a page table shorter than q
+where uneven ranks are padded, or `out_cache_loc` that no release restores after a forward. Which of
+them a backend puts up with, in which mode and release, is declared in
+`padtrace/contracts/tolerances.json`, each with its reason and source. They are told under "declared
+harmless" and in `--json` under `tolerated`, and are no findings; `--strict` makes them suspects that
+count.
+
+This page is generated from the code: `make docs`.
+"""
+
+
 def print_contracts(out: Console, name: str | None, *, json: bool) -> None:
     """One contract by id, or all of them in a table.
 
@@ -43,7 +60,12 @@ def print_contracts(out: Console, name: str | None, *, json: bool) -> None:
 
 def markdown() -> str:
     """All pages as one document: `docs/contracts.md` is this text."""
-    parts = ["# Contracts", ""]
+    parts = ["# Contracts", "", _INTRODUCTION.strip(), ""]
+    parts += ["| id | name | severity | kind | rule |", "| --- | --- | --- | --- | --- |"]
+    for contract in CONTRACTS.values():
+        cells = (contract.id, contract.name, contract.severity.value, ", ".join(contract.kinds))
+        parts.append(f"| {' | '.join(cells)} | {contract.rule} |")
+    parts.append("")
     for contract in CONTRACTS.values():
         parts += [f"## {contract.id} {contract.name}", ""]
         parts += [f"*{contract.severity.value}; {', '.join(contract.kinds)}.* {contract.rule}.", ""]
