@@ -35,11 +35,11 @@ demo: $(VENV)/.replay ## set everything up and replay two shipped recordings thr
 
 test: $(VENV)/.replay ## set everything up and run the tests, the live crash included
 	$(BIN)/padtrace releases fetch $(RELEASES)
-	$(PYTEST) -m "not live or live_default"
+	$(PYTEST) -m "live_default or not (live or slow)"
 
-test-live: $(VENV)/.replay ## the further tests against live servers
+test-live: $(VENV)/.replay ## the slow tests, and those against further live servers
 	$(BIN)/padtrace releases fetch $(RELEASES) 0.5.20 0.5.23
-	$(PYTEST) -m "live and not live_default"
+	$(PYTEST) -m "slow or (live and not live_default)"
 
 corpus: $(VENV)/.replay ## replay the corpus of reports and healthy baselines on seven releases
 	$(BIN)/python scripts/corpus.py

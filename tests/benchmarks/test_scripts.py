@@ -13,7 +13,7 @@ from padtrace.replay import environments, releases
 from tests.benchmarks.scripts import FOLDER
 
 _RELEASE = "0.5.18"
-pytestmark = pytest.mark.release
+pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 
 def _last_line(script: str, arguments: list[str], folder: Path) -> dict[str, float]:
