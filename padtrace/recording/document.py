@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from padtrace.recording import columns, schema
+import textwrap
+
+from padtrace.recording import columns, schema, value_tensors
+
+_FULL = value_tensors.FULL_FIELDS
 
 _OPENING = f"""# The recording format
 
@@ -25,6 +29,7 @@ Every entry of `__metadata__` is a string; all but the first and last are JSON.
 | `strings` | what string columns index |
 | `facts` | one object per process: server arguments, sizes and ranks, workers, fingerprints |
 | `coverage` | what each hook saw, and what could not be seen |
+| `values` | element type on the server of every tensor under `values/` |
 | `digests` | BLAKE2b (16 bytes) of every tensor |
 | `metadata_digest` | the same over all other entries |
 
@@ -54,6 +59,28 @@ versions; an older file then reads as "not observed" there.
 """
 
 
+def _wrapped(names: tuple[str, ...]) -> str:
+    return textwrap.fill(", ".join(f"`{name}`" for name in names) + ".", 100)
+
+
+_VALUES = f"""## Values of tensors
+
+Files of tier `shape` hold none. With tiers `meta` and `full` the tensor
+`values/PROCESS/ENTER_SEQ/FIELD` holds what a device tensor held at one event, in the server's
+shape; `entry.` or `exit.` before the field says when, where the event has both. Everything is
+stored as signed integers, other types by their bits; the element type on the server stands in
+`values`. `coverage.blind.values` counts per process what was kept, dropped and overwritten.
+
+`meta` holds integers only:
+
+{_wrapped(value_tensors.META_FIELDS)}
+
+`full` also holds, of the first of equal launches, {", ".join(f"`{n}`" for n in _FULL[:-1])} or
+`{_FULL[-1]}`: a row of the cache for each entry of `indices`, or a page for each of `block_table`,
+both as bytes; where the entry is negative, the first one.
+"""
+
+
 def markdown() -> str:
     """The whole page."""
     assert set(columns.ENCODINGS) == {"constant", "plain", "delta", "dictionary", "same"}
@@ -63,7 +90,7 @@ def markdown() -> str:
     ]
     for table in (schema.PROCESS, schema.SNAPSHOT, *schema.EVENTS):
         parts.append(_section(f"Table `{table.name}`", f"{table.meaning}.", table.columns))
-    return "\n".join(parts)
+    return "\n".join([*parts, _VALUES])
 
 
 def _section(title: str, opening: str, rows: tuple[schema.Column, ...]) -> str:
