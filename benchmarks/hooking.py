@@ -8,6 +8,7 @@ rounds can alternate.
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 from padtrace.record import settings, start
 from padtrace.record.install import wrap_attribute
-from padtrace.record.ring import EventWriter
 from padtrace.record.state import State
 
 _IMPORTED_LATE = "sgl_kernel."
@@ -61,16 +61,29 @@ class Variants:
 
 
 class Recording:
-    """padtrace's own hooks with a ring, made by the code that makes them in a server."""
+    """padtrace's own hooks with a ring, started by the code that starts them in a server."""
 
-    def __init__(self, folder: Path, ring_bytes: int, policy: str = "last") -> None:
-        self.writer = EventWriter.create(folder, size_bytes=ring_bytes, policy=policy, run="bench")
-        self.state = State(self.writer)
-        wanted = settings.Settings(folder, ring_bytes=ring_bytes, policy=policy, run="bench")
-        self.hooks = _caught(lambda: start._hook_everything(self.state, wanted))
+    def __init__(self, folder: Path, ring_bytes: int) -> None:
+        made: list[State] = []
+
+        class Noted(State):
+            def __init__(self, writer: Any) -> None:
+                super().__init__(writer)
+                made.append(self)
+
+        os.environ[settings.FOLDER] = str(folder)
+        os.environ[settings.RING] = f"{ring_bytes >> 20}M"
+        os.environ[settings.RUN] = "bench"
+        start.State = Noted  # type: ignore[misc]
+        self.hooks = _caught(start.start)
+        start.State = State  # type: ignore[misc]
+        if not made or not self.hooks:
+            raise SystemExit("padtrace did not start recording; its warnings are in the log")
+        self.state = made[0]
+        self.writer: Any = self.state.writer
 
 
-def _caught(install: Callable[[], None]) -> dict[str, Around]:
+def _caught(install: Callable[[], object]) -> dict[str, Around]:
     """What `install` registers with SGLang, without applying it."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 

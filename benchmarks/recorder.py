@@ -66,7 +66,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pool", type=int, default=48, help="different batches in a round")
     parser.add_argument("--dumper-rounds", type=int, default=3)
     parser.add_argument("--size-forwards", type=int, default=1000, help="per rank")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 32])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 32])
     parser.add_argument("--folder", type=Path, help="where rings and dumps go; a temporary one")
     parser.add_argument("--live", action="store_true", help="also a live server's decode steps")
     parser.add_argument("--live-rounds", type=int, default=3)
