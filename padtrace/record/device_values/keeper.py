@@ -109,11 +109,12 @@ class Keeper:
         chosen = given.get("block_table") if indices is None else indices
         if cache is None or chosen is None:
             return
-        pages = cache.view(cache.shape[0], -1) if cache.is_contiguous() else None
-        if pages is None:
+        # A gather made while a stream is captured would become part of the graph.
+        capturing = cache.is_cuda and torch.cuda.is_current_stream_capturing()
+        if capturing or not cache.is_contiguous():
             self._file.drop()
             return
-        name = "kv_pages"
+        name, pages = "kv_pages", cache.view(cache.shape[0], -1)
         if indices is not None:
             name = "kv_rows"
             pages = pages.view(-1, cache.shape[-1])
