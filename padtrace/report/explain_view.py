@@ -15,7 +15,6 @@ from padtrace.contracts.model import Contract
 from padtrace.errors import UsageError
 from padtrace.report import json_output
 
-
 _INTRODUCTION = """
 A contract is one rule that the events of a recording keep or break. Its id is stable; the hundreds
 are the kind (1: T1 and T2, 3: T3 ... 12: T12). Severities: `crash`, something stops; `silent`,
@@ -26,8 +25,8 @@ Some differences are on the path of every healthy server, for instance a page ta
 where uneven ranks are padded, or `out_cache_loc` that no release restores after a forward. Which of
 them a backend puts up with, in which mode and release, is declared in
 `padtrace/contracts/tolerances.json`, each with its reason and source. They are told under "declared
-harmless" and in `--json` under `tolerated`, and are no findings; `--strict` makes them suspects that
-count.
+harmless" and in `--json` under `tolerated`, and are no findings; `--strict` makes them suspects
+that count.
 
 This page is generated from the code: `make docs`.
 """
