@@ -4,7 +4,8 @@
 
 All variants run in one process, in rounds that take turns: no hooks, hooks that do nothing,
 padtrace's hooks with a real ring, and (fewer times, it is slow) SGLang's own dumper. A cost is the
-median time of a forward with hooks less the median without. See docs/performance.md.
+median time of a forward with hooks less the median without; `undisturbed` takes each batch's best
+time over all rounds instead, which a busy machine changes little. See docs/performance.md.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ class _Bench:
         }
         self._print(cost)
         whole, without = cost["padtrace", LAYERS], cost["padtrace", 0]
+        best_whole, best = self._undisturbed(LAYERS), self._undisturbed(0)
         result = {
             "us_per_forward": without,
             "us_per_launch": (whole - without) / LAYERS,
@@ -172,8 +174,19 @@ class _Bench:
             "dumper_ratio_launches_once": cost[_DUMPER_ONCE, LAYERS] / whole,
             "dumper_us_per_forward": cost[_DUMPER, LAYERS],
             "events_per_forward": events,
+            "us_per_forward_undisturbed": best["padtrace"],
+            "us_per_launch_undisturbed": (best_whole["padtrace"] - best["padtrace"]) / LAYERS,
+            "ratio_to_empty_hooks_undisturbed": best_whole["padtrace"] / best_whole["empty"],
         }
         return {name: round(value, 2) for name, value in result.items()}
+
+    def _undisturbed(self, layers: int) -> dict[str, float]:
+        """Cost per forward from the best time of each batch of the pool."""
+        best: dict[str, float] = {}
+        for variant in _HOOKED:
+            times, pool = self.times[variant, layers], len(self._scripts)
+            best[variant] = sum(min(times[batch::pool]) for batch in range(pool)) / pool
+        return {variant: value - best["off"] for variant, value in best.items()}
 
     def _print(self, cost: dict[tuple[str, int], float]) -> None:
         print(
