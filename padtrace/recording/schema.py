@@ -226,6 +226,9 @@ EVENTS = (
             _vector("logprob_counts_after", "tokens", "the batch's logprob counts"),
             _vector("original_counts", "tokens", "original_global_num_tokens_cpu"),
             _vector("draft_counts_before", "tokens", "the scheduler's counts for draft workers"),
+            _vector(
+                "draft_logprob_counts_before", "tokens", "its logprob counts for draft workers"
+            ),
             _bool("aliases_scheduler_list", "the batch holds the scheduler's own list object"),
             _bool("can_run_dp_cuda_graph", "the group's vote on decode graphs"),
         ),

@@ -291,7 +291,7 @@ def test_a_forked_child_leaves_the_ring_alone(tmp_path: Path) -> None:
 
 
 def test_threads_do_not_tear_each_other(tmp_path: Path) -> None:
-    writer = make(tmp_path, size=4 << 20)
+    writer = make(tmp_path, size=8 << 20)
 
     def work(base: int) -> None:
         for number in range(base, base + 1000):

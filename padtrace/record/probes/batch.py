@@ -91,7 +91,7 @@ class SyncProbe:
         before: tuple[Any, ...],
         forward_batch: Any,
     ) -> None:
-        counts, logprob_counts, draft_counts = before
+        counts, logprob_counts, draft_counts, draft_logprob_counts = before
         held = forward_batch.global_num_tokens_cpu
         source = forward_batch.original_global_num_tokens_cpu
         frame.record.scheduler_counts = source
@@ -105,6 +105,7 @@ class SyncProbe:
             forward_batch.global_num_tokens_for_logprob_cpu,
             source,
             draft_counts,
+            draft_logprob_counts,
         ):
             scalars.append(_put(vector, values))
         scalars.append(held is source)
@@ -117,12 +118,14 @@ class SyncProbe:
 
 def _copies(batch: Any) -> tuple[Any, ...]:
     draft: Any = getattr(batch, "draft_global_num_tokens", _MISSING)
+    logprob: Any = getattr(batch, "draft_global_num_tokens_for_logprob", _MISSING)
     return (
         list(batch.global_num_tokens) if batch.global_num_tokens is not None else None,
         list(batch.global_num_tokens_for_logprob)
         if batch.global_num_tokens_for_logprob is not None
         else None,
         draft if draft is None or draft is _MISSING else list(draft),
+        logprob if logprob is None or logprob is _MISSING else list(logprob),
     )
 
 
