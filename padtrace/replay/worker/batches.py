@@ -160,6 +160,7 @@ class BatchBuilder:
             "extend_prefix_lens": _set_extend,
             "lora_ids": _set_lora,
             "mrope_positions": _set_mrope,
+            "attn_cp_metadata": _forget_shard,
             "global_num_tokens_gpu": _set_device_counts,
             "forward_mode": self._set_mode,
             "original_forward_mode": self._set_mode,
@@ -212,14 +213,19 @@ class BatchBuilder:
 def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> StandIn:
     """What the scheduler hands to the function that fills in the counts."""
     vote = sync.integer("can_run_dp_cuda_graph") == 1
-    draft = sync.vector("draft_counts_before")
+    draft, logprob = (
+        sync.vector(name) for name in ("draft_counts_before", "draft_logprob_counts_before")
+    )
     return StandIn(
         "schedule batch",
         {
             "global_num_tokens": sync.vector("counts_before"),
             "global_num_tokens_for_logprob": sync.vector("logprob_counts_before"),
             "draft_global_num_tokens": draft,
-            "draft_global_num_tokens_for_logprob": None if draft is None else list(draft),
+            # Older recordings and made ones do not state it.
+            "draft_global_num_tokens_for_logprob": (
+                logprob if logprob is not None or draft is None else list(draft)
+            ),
             "dp_spec_prefill_coordination_applied": False,
             "can_run_dp_cuda_graph": vote,
             "can_run_decode_cuda_graph": vote,
@@ -361,6 +367,12 @@ def _set_extend(batch: Any, name: str, snapshot: Snapshot) -> None:
 
 def _set_lora(batch: Any, name: str, snapshot: Snapshot) -> None:
     batch.lora_ids = _optional(snapshot, "lora_ids.rows", lambda count: [None] * count)
+
+
+def _forget_shard(batch: Any, name: str, snapshot: Snapshot) -> None:
+    """A runner shards a copy of the batch; only SGLang can make what the copy then holds."""
+    if snapshot["attn_cp_metadata.rows"] is None and hasattr(batch, name):
+        batch.attn_cp_metadata = None
 
 
 def _set_mrope(batch: Any, name: str, snapshot: Snapshot) -> None:

@@ -176,6 +176,10 @@ class BatchLife:
         except BatchEndedError:
             outcome.values["failed"], outcome.ended = 1, False
             raise
+        if _failed_by_itself(node):
+            # In the model, say, which is not run here: whether it would fail is not known.
+            outcome.values["failed"] = Absent.NOT_OBSERVED
+            self._result.skip("forward: it failed in code that is not replayed")
 
     def _ready(self, node: Node) -> None:
         self.enter_without_look(node)
@@ -210,6 +214,12 @@ class BatchLife:
         outcome.values.update(self.call(outcome, node, function, judge, node.event, self.batch))
 
 
+def _failed_by_itself(node: Node) -> bool:
+    """The forward failed by an exception that left no other hooked function first."""
+    errors = [child.event for child in node.children if child.event.kind == "error"]
+    return any(error.text("function") == "forward" for error in errors)
+
+
 def _marked(node: Node) -> Snapshot:
     """What the mark left on the recorded batch, as far as the event says."""
     event = node.event
@@ -227,6 +237,7 @@ def _before_scaling(schedule: Any) -> dict[str, Value]:
         "counts_before": _copied(schedule.global_num_tokens),
         "logprob_counts_before": _copied(schedule.global_num_tokens_for_logprob),
         "draft_counts_before": _copied(schedule.draft_global_num_tokens),
+        "draft_logprob_counts_before": _copied(schedule.draft_global_num_tokens_for_logprob),
     }
 
 

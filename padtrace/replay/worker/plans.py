@@ -42,6 +42,7 @@ class Plans:
         if reason is not None:
             life.skip(node, reason)
             return
+        self._shard_as_recorded(node)
         values: dict[str, Value] = {
             "entry": life.take(),
             **{name: node.event[name] for name in ("backend", "backend_id", "function")},
@@ -55,6 +56,13 @@ class Plans:
         self._remember(outcome)
         self._nested(node)
         life.edits.after_unobserved(changes(outcome.values["entry"], life.take()))
+
+    def _shard_as_recorded(self, node: Node) -> None:
+        """Prepare context parallelism where the server's runner had done it before the plan."""
+        entry, batch = node.event.snapshot("entry"), self._life.batch
+        recorded = None if entry is None else entry["attn_cp_metadata.rows"]
+        if isinstance(recorded, int) and batch.attn_cp_metadata is None:
+            self._life.site.sharding.prepare(batch)
 
     def _no_plan(self, node: Node, function: str) -> str | None:
         """Why this plan is not replayed, if it is not."""
