@@ -199,6 +199,7 @@ HOSTILE = {
     "deep JSON": (struct.pack("<Q", 60_000) + b"[" * 60_000, "no JSON"),
     "no recording": (save({"weight": np.zeros(3, np.int8)}), "no padtrace"),
     "another safetensors file": (save({"w": np.zeros((2, 2), np.float32)}), "no column"),
+    "a byte after the end": (writer.to_bytes(small_recording()) + b"\0", "1 bytes follow"),
     "a future format": (_future(), "format version is 2"),
 }
 
