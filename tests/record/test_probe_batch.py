@@ -73,7 +73,22 @@ def test_sync_is_nested_in_the_batch_and_holds_counts_before_and_after(recorder:
     assert sync_event["original_counts"] == [1, 0]
     assert sync_event["aliases_scheduler_list"] == 0
     assert sync_event["draft_counts_before"] is Absent.NO_ATTRIBUTE
+    assert sync_event["draft_logprob_counts_before"] is Absent.NO_ATTRIBUTE
     assert batch_event.snapshot("exit")["global_num_tokens_cpu"] == [6, 0]
+
+
+def test_the_counts_of_draft_workers_are_kept_where_the_scheduler_has_them(
+    recorder: Recorder,
+) -> None:
+    sync = recorder.hook(SyncProbe(recorder.context), lambda *args: None)
+    scheduled = schedule_batch([8, 0])
+    scheduled.draft_global_num_tokens = [8, 2]
+    # A draft extends a whole prompt and needs logits of its last token only.
+    scheduled.draft_global_num_tokens_for_logprob = [1, 2]
+    sync(decode_batch(), scheduled)
+    (event,) = recorder.events("sync")
+    assert event["draft_counts_before"] == [8, 2]
+    assert event["draft_logprob_counts_before"] == [1, 2]
 
 
 def test_without_a_collective_there_is_no_sync_event(recorder: Recorder) -> None:
