@@ -1,4 +1,4 @@
-"""What the outside and the worker process say to each other, and how it is framed.
+"""What the outside and the worker process say to each other, and how every process frames it.
 
 A frame is eight bytes of length, little endian, and one MessagePack object. Recordings travel as
 the bytes of their safetensors file. Nothing is pickled; a frame from either side is checked against
@@ -7,9 +7,14 @@ the types here.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import BinaryIO, TypeVar, Union
 
 import msgspec
+
+from padtrace import errors
+from padtrace.errors import PadtraceError
 
 MAX_FRAME_BYTES = 1 << 32
 
@@ -80,6 +85,19 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
     why: str
     hint: str
 
+    @classmethod
+    def of(cls, error: PadtraceError) -> Failed:
+        """The message that tells of `error`."""
+        kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return cls(error=next(kinds).__name__, what=error.what, why=error.why, hint=error.hint)
+
+    def as_error(self) -> PadtraceError:
+        """The error that the message tells of."""
+        kind = getattr(errors, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, PadtraceError)):
+            kind = PadtraceError
+        return kind(self.what, self.why, self.hint)
+
 
 Request = Start | ReplayRequest | Stop
 Response = Ready | Progress | Done | Failed
@@ -89,22 +107,29 @@ RESPONSES: tuple[type[Response], ...] = (Ready, Progress, Done, Failed)
 _Message = TypeVar("_Message")
 
 
-def send(stream: BinaryIO, message: Request | Response) -> None:
+def take_streams() -> tuple[BinaryIO, BinaryIO]:
+    """Stdin and stdout for frames; what libraries print to stdout goes to stderr from now on."""
+    outgoing = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, outgoing
+
+
+def send(stream: BinaryIO, message: msgspec.Struct) -> None:
     """Write one frame and flush it."""
     payload = msgspec.msgpack.encode(message)
     stream.write(len(payload).to_bytes(8, "little") + payload)
     stream.flush()
 
 
-def receive(stream: BinaryIO, *kinds: type[_Message]) -> _Message:
-    """Read one frame that holds a message of one of `kinds`.
+def receive(stream: BinaryIO, *kinds: type[_Message], limit: int = MAX_FRAME_BYTES) -> _Message:
+    """Read one frame of at most `limit` bytes that holds a message of one of `kinds`.
 
     Raises:
         EOFError: the other side closed the stream.
         msgspec.MsgspecError: what came is no such message.
     """
     length = int.from_bytes(_exactly(stream, 8), "little")
-    if length > MAX_FRAME_BYTES:
+    if length > limit:
         raise msgspec.DecodeError(f"a frame claims {length} bytes")
     payload = _exactly(stream, length)
     message: _Message = msgspec.msgpack.decode(payload, type=Union[kinds])  # noqa: UP007

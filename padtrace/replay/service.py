@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,17 +17,15 @@ from typing import IO, Any
 import msgspec
 
 import padtrace
-from padtrace import errors
-from padtrace.errors import EnvironmentMissingError, PadtraceError
+from padtrace.errors import EnvironmentMissingError
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import digest, to_bytes
-from padtrace.replay import environments, fingerprints, protocol, releases
+from padtrace.replay import environments, fingerprints, protocol, releases, visible_devices
+from padtrace.replay.last_words import LastWords
 
 Progress = Callable[[int, int, str], None]
 
-_KEPT_LINES = 40
-_SHOWN_LINES = 3
 _WORKER = "padtrace.replay.worker"
 
 
@@ -51,7 +47,6 @@ class Worker:
 
     def __init__(self, release: releases.Release, python: Path, progress: Progress) -> None:
         self.release = release
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
             [str(python), "-u", "-m", _WORKER],
             stdin=subprocess.PIPE,
@@ -61,8 +56,7 @@ class Worker:
             # The caller's folder may hold a file that would shadow a module of the worker.
             cwd=tempfile.gettempdir(),
         )
-        self._reader = threading.Thread(target=self._keep_stderr, daemon=True)
-        self._reader.start()
+        self._last_words = LastWords(_stream(self._process.stderr))
         root = None if release.root is None else str(release.root)
         self._send(protocol.Start(name=release.name, root=root))
         ready = self._receive(protocol.Ready, progress)
@@ -112,21 +106,15 @@ class Worker:
             if isinstance(message, protocol.Progress):
                 progress(message.done, message.total, message.text)
             elif isinstance(message, protocol.Failed):
-                raise _as_error(message)
+                raise message.as_error()
             elif isinstance(message, wanted):
                 return message
 
-    def _keep_stderr(self) -> None:
-        for line in _stream(self._process.stderr):
-            self._lines.append(line.decode(errors="replace").rstrip())
-
     def _died(self) -> EnvironmentMissingError:
         code = self._process.wait()
-        self._reader.join(timeout=2)
-        shown = [line for line in self._lines if line][-_SHOWN_LINES:]
         return EnvironmentMissingError(
             f"the replay worker for SGLang {self.release.name} died (exit code {code})",
-            " | ".join(shown) or "it wrote nothing",
+            self._last_words.text(),
             "`padtrace doctor --sglang ...` shows what this SGLang offers",
         )
 
@@ -210,12 +198,13 @@ def recorded_release(recording: Recording) -> str | None:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """The worker's variables: padtrace on its path, recording off."""
+    """The worker's variables: padtrace on its path, recording off, the GPUs handed on."""
     variables = {
         name: value
         for name, value in os.environ.items()
         if name not in ("PADTRACE_RECORD", "PADTRACE_LAB", "SGLANG_ENABLE_CP_V2")
     }
+    visible_devices.hand_on(variables)
     variables["PYTHONPATH"] = str(_package_parent(python))
     return variables
 
@@ -234,12 +223,6 @@ def _package_parent(python: Path) -> Path:
         (Path(folder.name) / "padtrace").symlink_to(parent / "padtrace")
         _own_path.append(folder)
     return Path(_own_path[0].name)
-
-
-def _as_error(message: protocol.Failed) -> PadtraceError:
-    kind = getattr(errors, message.error, PadtraceError)
-    made: PadtraceError = kind(message.what, message.why, message.hint)
-    return made
 
 
 def _stream(stream: IO[bytes] | None) -> Any:

@@ -62,6 +62,8 @@ class ReplayView:
         out.print(Text(f"replayed on SGLang {name}: {terminal.diagnosis(outcome.report)}"))
         out.print()
         rows_view.print_rows(out, replayed)
+        for line in kernel_lines(replayed):
+            out.print(Text(line, style="dim"))
         self._compared(outcome, name)
         if written is not None:
             out.print(f"written to {written}\n")
@@ -91,3 +93,17 @@ class ReplayView:
                 Padding(Text(f"not the release's source: {', '.join(changed)}"), (0, 0, 0, 2))
             )
         out.print()
+
+
+def kernel_lines(replayed: Recording) -> list[str]:
+    """Which FlashMLA implementation was asked, what it said, and which launches got no answer."""
+    replay = replayed.coverage.get("replay")
+    kernel = replay.get("kernel") if isinstance(replay, dict) else None
+    if not isinstance(kernel, dict) or not kernel.get("name"):
+        return []
+    outcomes = kernel.get("outcomes") or {}
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
+    why = f" (no real kernel: {kernel['why']})" if kernel.get("why") else ""
+    lines = [f"FlashMLA launches: {kernel['name']}: {told or 'none asked'}{why}"]
+    lines += [f"launch without an answer: {text}" for text in kernel.get("without_answer") or []]
+    return lines

@@ -1,4 +1,4 @@
-"""Whether CUDA works here, in one line."""
+"""Whether CUDA works here, and whether it still does."""
 
 from __future__ import annotations
 
@@ -12,3 +12,14 @@ def cuda_reason() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     return ""
+
+
+def context_lost() -> bool:
+    """Whether a call broke this process's CUDA context (an illegal access): nothing works after."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

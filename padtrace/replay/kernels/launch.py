@@ -16,12 +16,10 @@ from padtrace.replay.kernels.interface import (
     Plan,
     PlanRequest,
 )
-from padtrace.replay.kernels.launch_shapes import LaunchLimits, LaunchShapes
+from padtrace.replay.kernels.launch_shapes import LaunchLimits, LaunchShapes, Outcome
 from padtrace.replay.kernels.reference.kernel import ReferenceKernel
 from padtrace.replay.kernels.reference.words import NotCoveredError
 from padtrace.replay.kernels.tensors import build_request, check_recorded, check_size
-
-Outcome = Literal["pass", "refused", "undefined", "not-covered", "not-called"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,9 @@ class LaunchResult:
         kernel: name of the implementation.
         outcome: ``pass``; ``refused`` by the kernel, see ``error``; ``undefined``: the kernel
             would not stop, but its result is not defined, see ``hazards``; ``not-covered`` by the
-            reference; ``not-called``: too large, see ``error``.
+            reference; ``not-called``: too large, see ``error``; ``ended``: the call ended the
+            kernel process, as it ends a server; ``interrupted``: that process was killed from
+            outside or did not answer in time, which says nothing of the launch.
         stage: ``plan`` or ``decode``, the call that was refused; None otherwise.
         error: the kernel's own words, without file names; None after a pass.
         raw_error: the same as the kernel gave it.

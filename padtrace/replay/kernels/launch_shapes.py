@@ -1,11 +1,17 @@
-"""One recorded launch as numbers, and the bounds inside which it is rebuilt."""
+"""One recorded launch as numbers, the bounds inside which it is rebuilt, what can come of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from padtrace.errors import BadRecordingError
+
+# Told in :class:`~padtrace.replay.kernels.launch.LaunchResult`.
+Outcome = Literal[
+    "pass", "refused", "undefined", "not-covered", "not-called", "ended", "interrupted"
+]
 
 _MAX_DIMENSIONS = 6
 _MAX_DIMENSION = 2**31 - 1

@@ -14,7 +14,7 @@ from padtrace.replay import protocol
 
 def main() -> int:
     """Serve requests until `Stop` or the end of stdin; returns the exit code."""
-    incoming, outgoing = _take_streams()
+    incoming, outgoing = protocol.take_streams()
     try:
         start = protocol.receive(incoming, protocol.Start)
         release = _import(start, outgoing)
@@ -31,13 +31,6 @@ def main() -> int:
         if isinstance(request, protocol.Stop):
             return 0
         _serve(release, request, outgoing)
-
-
-def _take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep stdout for frames: what SGLang prints goes to stderr."""
-    outgoing = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return sys.stdin.buffer, outgoing
 
 
 def _import(start: protocol.Start, outgoing: BinaryIO) -> Any:
@@ -91,19 +84,16 @@ def _serve(release: Any, request: protocol.ReplayRequest, outgoing: BinaryIO) ->
     release.provenance.enabled = request.chains
     try:
         recording = from_bytes(request.recording, "the recording sent to the worker")
-        replayed = Replayer(release, recording, progress, request.kernels).replay()
+        replayer = Replayer(release, recording, progress, request.kernels)
+        replayed = replayer.replay()
+        replayed.coverage["replay"]["kernel"] = replayer._launches.summary()
         protocol.send(outgoing, protocol.Done(recording=to_bytes(replayed)))
     except PadtraceError as error:
         _fail(outgoing, error)
 
 
 def _fail(outgoing: BinaryIO, error: PadtraceError) -> None:
-    name = next(
-        kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "padtrace.errors"
-    )
-    protocol.send(
-        outgoing, protocol.Failed(error=name, what=error.what, why=error.why, hint=error.hint)
-    )
+    protocol.send(outgoing, protocol.Failed.of(error))
 
 
 if __name__ == "__main__":
