@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from padtrace.recording import schema
-from padtrace.recording.absent import NOT_OBSERVED_CODE, Absent, code_of
+from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE, Absent, code_of
 from padtrace.recording.model import Recording, TableData, Value, columns_from
 
 
@@ -31,19 +31,31 @@ class RecordingBuilder:
             self._rows[table.name] = [array("q") for _ in table.columns]
         for kind in schema.EVENT_KINDS:
             self._rows[kind] = [array("q") for _ in schema.event_columns(kind)]
+        # Whole rows, moved into the columns many at a time.
+        self._pending: dict[str, list[Sequence[int]]] = {name: [] for name in self._rows}
+        self._counts = dict.fromkeys(self._rows, 0)
 
     def add_process(self, values: Mapping[str, Value], facts: Mapping[str, Any]) -> int:
         """Add one process; returns its row, the value of the column `process`."""
         self._facts.append(dict(facts))
-        return self._append("process", schema.PROCESS.columns, values)
+        return self._append("process", [], values)
 
     def add_event(self, kind: str, values: Mapping[str, Value]) -> int:
         """Add one event; names that the schema does not have are a programming error."""
-        return self._append(kind, schema.event_columns(kind), values)
+        return self._append(kind, [], values)
+
+    def add_encoded(self, kind: str, first: Sequence[int], values: Mapping[str, Value]) -> int:
+        """Add one event whose first columns are encoded already, strings by `string_code`."""
+        return self._append(kind, first, values)
+
+    def string_code(self, text: str) -> int:
+        """The number that stands for a string in a STRING column."""
+        return self._strings.setdefault(text, len(self._strings))
 
     def finish(self, coverage: Mapping[str, Any] | None = None) -> Recording:
         tables: dict[str, TableData] = {}
-        for name, columns in self._tables():
+        for name, columns in _COLUMNS.items():
+            self._flush(name)
             arrays = {
                 column.name: np.array(values, dtype=np.int64)
                 for column, values in zip(columns, self._rows[name], strict=True)
@@ -64,22 +76,31 @@ class RecordingBuilder:
             about=self._about,
         )
 
-    def _tables(self) -> list[tuple[str, tuple[schema.Column, ...]]]:
-        fixed = [(table.name, table.columns) for table in (schema.PROCESS, schema.SNAPSHOT)]
-        return fixed + [(kind, schema.event_columns(kind)) for kind in schema.EVENT_KINDS]
+    def _append(self, table: str, first: Sequence[int], values: Mapping[str, Value]) -> int:
+        places, codes = _PLACES[table], _NOTHING[table].copy()
+        codes[: len(first)] = first
+        for name, value in values.items():
+            if name not in places:
+                raise KeyError(f"table {table} has no column {name}")
+            place, column_type = places[name]
+            codes[place] = value if value.__class__ is int else self._code(column_type, value)
+        return self._keep(table, codes)
 
-    def _append(
-        self, table: str, columns: tuple[schema.Column, ...], values: Mapping[str, Value]
-    ) -> int:
-        unknown = values.keys() - {column.name for column in columns}
-        if unknown:
-            raise KeyError(f"table {table} has no column {sorted(unknown)}")
-        lists = self._rows[table]
-        row = len(lists[0])
-        for column, target in zip(columns, lists, strict=True):
-            value = values.get(column.name, Absent.NOT_OBSERVED)
-            target.append(self._code(column.type, value))
-        return row
+    def _keep(self, table: str, codes: Sequence[int]) -> int:
+        pending = self._pending[table]
+        pending.append(codes)
+        if len(pending) == _PENDING_ROWS:
+            self._flush(table)
+        self._counts[table] += 1
+        return self._counts[table] - 1
+
+    def _flush(self, table: str) -> None:
+        pending = self._pending[table]
+        if pending:
+            matrix = np.array(pending, dtype=np.int64)
+            for column, target in zip(matrix.T, self._rows[table], strict=True):
+                target.frombytes(np.ascontiguousarray(column).tobytes())
+            pending.clear()
 
     def _code(self, column_type: schema.ColumnType, value: Value) -> int:
         if value.__class__ is int:
@@ -109,17 +130,27 @@ class RecordingBuilder:
             [
                 value
                 if (value := get(name, Absent.NOT_OBSERVED)).__class__ is int
+                else NONE_CODE
+                if value is None
                 else encode(column_type, value)
                 for name, column_type in _SNAPSHOT_COLUMNS
             ]
         )
         row = self._snapshots.get(key)
         if row is None:
-            row = self._snapshots[key] = len(self._snapshots)
-            for target, code in zip(self._rows["snapshot"], key, strict=True):
-                target.append(code)
+            row = self._snapshots[key] = self._keep("snapshot", key)
         return row
 
 
+_PENDING_ROWS = 2048
 _SNAPSHOT_COLUMNS = tuple((column.name, column.type) for column in schema.SNAPSHOT.columns)
 _SNAPSHOT_NAMES = frozenset(schema.SNAPSHOT.names())
+_COLUMNS = {
+    **{table.name: table.columns for table in (schema.PROCESS, schema.SNAPSHOT)},
+    **{kind: schema.event_columns(kind) for kind in schema.EVENT_KINDS},
+}
+_PLACES = {
+    table: {column.name: (place, column.type) for place, column in enumerate(columns)}
+    for table, columns in _COLUMNS.items()
+}
+_NOTHING = {table: [NOT_OBSERVED_CODE] * len(columns) for table, columns in _COLUMNS.items()}

@@ -7,11 +7,14 @@ from padtrace.recording.absent import HIGHEST_ABSENT_CODE, value_of
 from padtrace.recording.model import Recording, Snapshot, Value
 
 HEADER = tuple(column.name for column in schema.HEADER)
-_COLUMNS = {kind: schema.event_columns(kind) for kind in schema.EVENT_KINDS}
 _PLACES = {
-    kind: {column.name: place for place, column in enumerate(columns)}
-    for kind, columns in _COLUMNS.items()
+    kind: {
+        column.name: (place, column.type) for place, column in enumerate(schema.event_columns(kind))
+    }
+    for kind in schema.EVENT_KINDS
 }
+_INTEGERS = (schema.ColumnType.INT, schema.ColumnType.BOOL)
+_ENTER_AT = HEADER.index("enter_seq")
 
 
 class RecordedEvent:
@@ -25,11 +28,12 @@ class RecordedEvent:
         self._recording = recording
 
     def __getitem__(self, name: str) -> Value:
-        place = _PLACES[self.kind][name]
+        place, column_type = _PLACES[self.kind][name]
         code = self._raw[place]
         if code <= HIGHEST_ABSENT_CODE:
             return value_of(code)
-        column_type = _COLUMNS[self.kind][place].type
+        if column_type in _INTEGERS:
+            return code
         recording = self._recording
         if column_type is schema.ColumnType.STRING:
             return recording.strings[code]
@@ -63,7 +67,13 @@ class RecordedEvent:
 
     def own(self) -> dict[str, Value]:
         """Every column that is not of the header."""
-        return {column.name: self[column.name] for column in _COLUMNS[self.kind][len(HEADER) :]}
+        return {name: self[name] for name in list(_PLACES[self.kind])[len(HEADER) :]}
 
-    def header(self) -> dict[str, Value]:
-        return {name: self[name] for name in HEADER}
+    @property
+    def entered(self) -> int:
+        """Its place in the order of the process."""
+        return max(self._raw[_ENTER_AT], 0)
+
+    def header_codes(self) -> list[int]:
+        """The header's columns as they are stored, strings by their number in the recording."""
+        return self._raw[: len(HEADER)]

@@ -6,13 +6,14 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
-from padtrace.recording.absent import Absent
+from padtrace.recording import schema
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE
 from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.facts import Facts, view
 from padtrace.recording.model import Recording, Value
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.context import Topology
-from padtrace.replay.worker.events import RecordedEvent
+from padtrace.replay.worker.events import HEADER, RecordedEvent
 from padtrace.replay.worker.groups import EventIndex, Group
 from padtrace.replay.worker.launches import LaunchJudge
 from padtrace.replay.worker.life import BatchLife
@@ -23,6 +24,12 @@ from padtrace.replay.worker.site import Site
 
 MAX_LISTED_EDITS = 1000
 MAX_CHAINS = 200_000
+_ENTER_AT, _EXIT_AT, _PARENT_AT = (
+    HEADER.index(name) for name in ("enter_seq", "exit_seq", "parent")
+)
+_STRINGS_AT = [
+    place for place, column in enumerate(schema.HEADER) if column.type is schema.ColumnType.STRING
+]
 
 
 class Release:
@@ -81,6 +88,7 @@ class Replayer:
         self._equal = 0
         # Most events meet the batch as the one before left it.
         self._last_snapshot: tuple[Any, int] = (None, 0)
+        self._strings: dict[int, int] = {}
         self._chains: dict[str, int] = {}
         self._chain_texts: dict[Chain, int] = {}
 
@@ -149,28 +157,37 @@ class Replayer:
 
         Sequence numbers are the recorded ones, moved up by the errors inserted before them.
         """
-        inserted = sorted(
-            event.integer("enter_seq") or 0 for event, out in answered if out.kind == "error"
-        )
+        inserted = sorted(event.entered for event, out in answered if out.kind == "error")
 
-        def moved(number: int | None) -> Value:
-            if number is None:
-                return Absent.NOT_OBSERVED
-            return number + bisect.bisect_left(inserted, number)
+        def moved(number: int) -> int:
+            if number <= HIGHEST_ABSENT_CODE:
+                return NOT_OBSERVED_CODE
+            return number + bisect.bisect_left(inserted, number) if inserted else number
 
-        answered.sort(key=lambda pair: (pair[0].integer("enter_seq") or 0, pair[1].kind == "error"))
+        answered.sort(key=lambda pair: (pair[0].entered, pair[1].kind == "error"))
         for event, outcome in answered:
-            header = event.header()
-            header["enter_seq"] = moved(event.integer("enter_seq"))
-            header["exit_seq"] = moved(event.integer("exit_seq"))
-            header["parent"] = moved(event.integer("parent"))
+            header = event.header_codes()
+            for place in _STRINGS_AT:
+                header[place] = self._string(header[place])
+            for place in (_ENTER_AT, _EXIT_AT, _PARENT_AT):
+                header[place] = moved(header[place])
             if outcome.kind == "error":
-                header["parent"] = header["enter_seq"]
-                header["enter_seq"] = int(header["enter_seq"]) + 1  # type: ignore[arg-type]
+                header[_PARENT_AT] = header[_ENTER_AT]
+                header[_ENTER_AT] += 1
             if not outcome.ended:
-                header["exit_seq"] = Absent.NOT_OBSERVED
-            self._builder.add_event(outcome.kind, {**header, **self._by_row(outcome.values)})
-            self._keep_chains(process, header["enter_seq"], outcome)
+                header[_EXIT_AT] = NOT_OBSERVED_CODE
+            self._builder.add_encoded(outcome.kind, header, self._by_row(outcome.values))
+            self._keep_chains(process, header[_ENTER_AT], outcome)
+
+    def _string(self, code: int) -> int:
+        """The number of a recorded string in the new file."""
+        if code <= HIGHEST_ABSENT_CODE:
+            return code
+        found = self._strings.get(code)
+        if found is None:
+            text = self._recording.strings[code]
+            found = self._strings[code] = self._builder.string_code(text)
+        return found
 
     def _by_row(self, values: dict[str, Value]) -> dict[str, Value]:
         """Snapshots by their row in the new file; equal batches share them."""
@@ -182,7 +199,7 @@ class Replayer:
                 values[name] = self._last_snapshot[1]
         return values
 
-    def _keep_chains(self, process: int, enter: Value, outcome: Outcome) -> None:
+    def _keep_chains(self, process: int, enter: int, outcome: Outcome) -> None:
         if not self._release.provenance.enabled:
             return
         for column, chain in outcome.chains.items():

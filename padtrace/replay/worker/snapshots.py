@@ -59,6 +59,9 @@ class SnapshotTaker:
             # What no class declares may still be set on the object, as old releases do.
             attribute = found[0] if found else ALIASES.get(name, (name,))[0]
             self._columns.append((column.name, _kind(column), attribute))
+        self._without_spec: Snapshot = dict.fromkeys(("spec_info", *(c for c, _, _ in self._spec)))
+        self._last_spec: tuple[Any, list[Any], Snapshot] = (None, [], {})
+        self._told_spec: Snapshot | None = None
         self._names = [attribute for _, _, attribute in self._columns]
         self._get = itemgetter(*self._names)
         self._indices = range(len(self._columns))
@@ -85,15 +88,19 @@ class SnapshotTaker:
             raw = tuple(getattr(batch, name, _MISSING) for name in self._names)
         owner, last, before = self._last
         if owner is held:
-            changed = {*compress(self._indices, map(is_not, raw, last)), *self._mutable}
+            changed = {*compress(self._indices, map(is_not, raw, last))}
+            changed.update(index for index in self._mutable if raw[index] is not None)
         else:
-            changed, before = set(self._indices), {}
+            changed, before, self._told_spec = set(self._indices), {}, None
         now: Snapshot = {}
         for index in changed:
             column, kind, _ = self._columns[index]
             now[column] = self._read(kind, raw[index])
         self._lengths(batch.seq_lens_cpu, now)
-        self._speculative(batch.spec_info, now)
+        spec = self._speculative(batch.spec_info)
+        if spec is not self._told_spec:
+            now.update(spec)
+            self._told_spec = spec
         if any(before.get(column, _MISSING) != value for column, value in now.items()):
             before = {**before, **now}
         self._last = (held, raw, before)
@@ -118,14 +125,22 @@ class SnapshotTaker:
             longest, total = max(listed, default=0), sum(listed)
         snapshot["seq_lens_cpu.max"], snapshot["seq_lens_cpu.sum"] = longest, total
 
-    def _speculative(self, spec: Any, snapshot: Snapshot) -> None:
+    def _speculative(self, spec: Any) -> Snapshot:
+        """The columns of the speculative input; the same object as last time if nothing changed."""
         if isinstance(spec, Unobserved):
-            snapshot["spec_info"] = Absent.NOT_OBSERVED
-            return
-        snapshot["spec_info"] = None if spec is None else type(spec).__name__
-        for column, kind, name in self._spec:
-            value = None if spec is None else getattr(spec, name, _MISSING)
-            snapshot[column] = self._read(kind, value)
+            return {"spec_info": Absent.NOT_OBSERVED}
+        if spec is None:
+            return self._without_spec
+        raw = [getattr(spec, name, _MISSING) for _, _, name in self._spec]
+        owner, last, before = self._last_spec
+        if owner is not spec or any(map(is_not, raw, last)):
+            before = {
+                column: self._read(kind, value)
+                for (column, kind, _), value in zip(self._spec, raw, strict=True)
+            }
+            before["spec_info"] = type(spec).__name__
+            self._last_spec = (spec, raw, before)
+        return before
 
     def _shard_rows(self, metadata: Any) -> Value:
         """Tokens of this rank's shard, where the context-parallel metadata state them."""
