@@ -208,6 +208,7 @@ def check_time(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     repeated until there are enough.
     """
     seconds: dict[str, list[float]] = {"healthy": [], "divergent": []}
+    busy: dict[str, list[float]] = {"healthy": [], "divergent": []}
     peaks: dict[str, float] = dict.fromkeys(seconds, 0.0)
     files: dict[str, Path] = {}
     for name, recording in _recorded(folder, options).items():
@@ -223,17 +224,20 @@ def check_time(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         del long
 
     def run(name: str) -> None:
-        time_taken, peak = _check(files[name], expected=0 if name == "healthy" else 1)
+        time_taken, of_processor, peak = _check(files[name], int(name == "divergent"))
         seconds[name].append(time_taken)
+        busy[name].append(of_processor)
         peaks[name] = max(peaks[name], peak)
 
     interleave(options.rounds, list(files), run)
-    print(f"\n{'seconds of padtrace check':32}{'best':>10}{'median':>10}{'peak MB':>10}")
+    print(f"\n{'seconds of padtrace check':32}{'best':>10}{'median':>10}{'CPU':>10}{'peak MB':>10}")
     for name, times in seconds.items():
-        print(f"{name:32}{min(times):10.2f}{median(times):10.2f}{peaks[name]:10.0f}")
+        line = f"{name:32}{min(times):10.2f}{median(times):10.2f}{median(busy[name]):10.2f}"
+        print(f"{line}{peaks[name]:10.0f}")
     return {
         "check_seconds_10000x32": round(median(seconds["healthy"]), 2),
         "check_seconds_10000x32_divergent": round(median(seconds["divergent"]), 2),
+        "check_cpu_seconds": round(median(busy["healthy"]), 2),
         "check_peak_mb": round(max(peaks.values())),
     }
 
@@ -243,8 +247,8 @@ def recording_steps(recording: Recording) -> int:
     return recording.rows("forward") // recording.rows("process")
 
 
-def _check(path: Path, expected: int) -> tuple[float, float]:
-    """Seconds and peak memory (MB) of one check in a process of its own."""
+def _check(path: Path, expected: int) -> tuple[float, float, float]:
+    """Seconds, processor seconds and peak memory (MB) of one check in a process of its own."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [*_PADTRACE, "check", str(path)], stdout=subprocess.DEVNULL, env=_environment()
@@ -253,7 +257,8 @@ def _check(path: Path, expected: int) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != expected:
         raise SystemExit(f"padtrace check {path} ended with {process.returncode}")
-    return time.perf_counter() - started, usage.ru_maxrss / 1024
+    seconds = time.perf_counter() - started
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def _recorded(folder: Path, options: argparse.Namespace) -> dict[str, Recording]:
