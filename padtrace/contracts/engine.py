@@ -147,7 +147,7 @@ def _signatures(evidence: Evidence, violations: Violations) -> Int64Array:
         np.sign(violations.right - violations.expected),
         none if violations.modes is None else violations.modes,
         evidence.column(kind, "worker")[rows],
-        _planned_before(evidence, violations),
+        _planned_before(evidence, violations, slice(None)),
         evidence.at("plan", "function", plans),
         evidence.snapshot("plan", "entry", "spec_info.num_tokens_per_req", plans),
         none if violations.tolerated is None else violations.tolerated,
@@ -156,16 +156,17 @@ def _signatures(evidence: Evidence, violations: Violations) -> Int64Array:
     return signatures.astype(np.int64).reshape(rows.shape)
 
 
-def _planned_before(evidence: Evidence, violations: Violations) -> Int64Array:
+def _planned_before(evidence: Evidence, violations: Violations, part: slice) -> Int64Array:
+    """Of some violations; a long run has very many, of which a few become findings."""
     if violations.plans is None or violations.pads is None:
-        return np.full(violations.rows.shape, -1, dtype=np.int64)
-    return planned_before(evidence, violations.plans, violations.pads)
+        return np.full(violations.rows[part].shape, -1, dtype=np.int64)
+    return planned_before(evidence, violations.plans[part], violations.pads[part])
 
 
 def _finding(evidence: Evidence, contract: Contract, violations: Violations, index: int) -> Finding:
     kind, row = violations.event_kind, int(violations.rows[index])
     process = int(evidence.column(kind, "process")[row])
-    planned = int(_planned_before(evidence, violations)[index])
+    planned = int(_planned_before(evidence, violations, slice(index, index + 1))[0])
     entry = -1 if violations.tolerated is None else int(violations.tolerated[index])
     tolerated = entry >= 0
     finding = Finding(
