@@ -247,18 +247,25 @@ def recording_steps(recording: Recording) -> int:
     return recording.rows("forward") // recording.rows("process")
 
 
+# Run by a process of its own: a child begins with the peak memory of the one it was forked from.
+_WATCHED = """
+import json, resource, subprocess, sys, time
+started = time.perf_counter()
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+seconds = time.perf_counter() - started
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([code, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))
+"""
+
+
 def _check(path: Path, expected: int) -> tuple[float, float, float]:
     """Seconds, processor seconds and peak memory (MB) of one check in a process of its own."""
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        [*_PADTRACE, "check", str(path)], stdout=subprocess.DEVNULL, env=_environment()
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != expected:
-        raise SystemExit(f"padtrace check {path} ended with {process.returncode}")
-    seconds = time.perf_counter() - started
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    command = [sys.executable, "-c", _WATCHED, *_PADTRACE, "check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=True)
+    code, seconds, of_processor, peak = json.loads(done.stdout)
+    if code != expected:
+        raise SystemExit(f"padtrace check {path} ended with {code}: {done.stderr}")
+    return seconds, of_processor, peak
 
 
 def _recorded(folder: Path, options: argparse.Namespace) -> dict[str, Recording]:
