@@ -145,7 +145,7 @@ def share_check(recording: Recording) -> ShareProof:
         f"{recording.rows('vector')} lists of integers: per-rank counts, lengths, shapes",
         f"{recording.rows('error')} errors: each message a shipped template or a hash",
         f"facts of {plural(len(recording.facts), 'rank')}: server arguments, sizes, SGLANG_*"
-        " variables, secrets redacted; model names and paths are in them",
+        " variables, secrets redacted; model names are in them",
         *_values(recording),
     ]
     return ShareProof(tier, not problems, lines, problems)

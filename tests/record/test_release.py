@@ -1,7 +1,7 @@
 """The plugin in a real SGLang release, in a process of its own.
 
-PADTRACE_TEST_SGLANG_ROOT names a folder that holds `sglang/` (an unpacked wheel);
-PADTRACE_TEST_PYTHON an interpreter with torch and what SGLang imports, by default this one.
+By default the release that `make test` fetches; PADTRACE_TEST_SGLANG_ROOT names another folder that
+holds `sglang/`, PADTRACE_TEST_PYTHON an interpreter with torch and what SGLang imports.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from typing import Any
 import pytest
 
 from padtrace.record.seal import seal
+from padtrace.replay import releases
 
 pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-_RELEASE = os.environ.get("PADTRACE_TEST_SGLANG_ROOT", "")
+_VERSION = "0.5.18"
+_RELEASE = os.environ.get("PADTRACE_TEST_SGLANG_ROOT") or str(releases.here(_VERSION) or "")
 _PYTHON = os.environ.get("PADTRACE_TEST_PYTHON", sys.executable)
 
 if not _RELEASE:
-    pytest.skip("PADTRACE_TEST_SGLANG_ROOT names no release", allow_module_level=True)
+    pytest.skip(
+        f"SGLang {_VERSION} is not here: padtrace releases fetch {_VERSION}",
+        allow_module_level=True,
+    )
 
 
 def run(folder: Path | None) -> dict[str, Any]:
