@@ -44,7 +44,7 @@ test-live: $(VENV)/.replay ## the slow tests, and those against further live ser
 corpus: $(VENV)/.replay ## replay the corpus of reports and healthy baselines on seven releases
 	$(BIN)/python scripts/corpus.py
 
-check: $(VENV)/.base ## lint, format and type checks
+check: $(VENV)/.replay ## lint, format and type checks (mypy reads the types of torch)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
