@@ -10,7 +10,8 @@ import logging
 import os
 
 from padtrace.contracts.rows import num_splits_agrees, num_splits_expected
-from padtrace.record.snapshots import METADATA_READY, REPLAN_EQUIVALENT, TOKEN_ROWS, Snapshot
+from padtrace.record.native import Snapshot
+from padtrace.record.snapshots import METADATA_READY, REPLAN_EQUIVALENT, TOKEN_ROWS
 from padtrace.record.state import BatchRecord, PadNote, PlanNote, State
 
 logger = logging.getLogger("padtrace")

@@ -20,7 +20,6 @@ from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Value
 
 LOST_STRING = "<string lost>"
-_SNAPSHOT_WIDTH = len(wire.SNAPSHOT_NAMES)
 _STRING, _STRINGS = schema.ColumnType.STRING, schema.ColumnType.STRINGS
 
 
@@ -41,14 +40,20 @@ class RingBuilder(RecordingBuilder):
         """
         process = self.add_process(values, facts)
         strings = self._string_numbers(ring)
+        snapshots = self._snapshots_of(ring, strings)
         for kind, block in ring.events.items():
             names = wire.layout(kind)
             order = np.argsort(block.scalars[:, names.index("enter_seq")], kind="stable")
             scalars = self._numbered(kind, block, strings)[order]
+            for position in wire.references(kind):
+                column = scalars[:, position]
+                taken = column != NOT_OBSERVED_CODE
+                column[taken] = snapshots[column[taken]]
             scalars[:, names.index("process")] = process
             times = scalars[:, names.index("t_ns")]
             times[times > HIGHEST_ABSENT_CODE] += shift_ns
-            self._extend(kind, scalars)
+            for column, target in zip(scalars.T, self._rows[kind], strict=True):
+                target.frombytes(np.ascontiguousarray(column).tobytes())
         return process
 
     def _string_numbers(self, ring: Ring) -> Int64Array:
@@ -104,30 +109,20 @@ class RingBuilder(RecordingBuilder):
             result[row] = number
         return result
 
-    def _extend(self, kind: str, scalars: Int64Array) -> None:
-        """Append to the rows of a kind, snapshots replaced by their rows."""
-        position = 0
-        for column, target in zip(schema.event_columns(kind), self._rows[kind], strict=True):
-            if column.type is schema.ColumnType.SNAPSHOT:
-                codes = self._snapshots_of(scalars[:, position : position + _SNAPSHOT_WIDTH])
-                position += _SNAPSHOT_WIDTH
-            else:
-                codes = scalars[:, position]
-                position += 1
-            target.frombytes(np.ascontiguousarray(codes).tobytes())
-
-    def _snapshots_of(self, matrix: Int64Array) -> Int64Array:
-        rows = np.full(len(matrix), NOT_OBSERVED_CODE, dtype=np.int64)
-        taken = np.flatnonzero((matrix != NOT_OBSERVED_CODE).any(axis=1))
-        matrix = np.ascontiguousarray(matrix[taken])
-        blob, width = matrix.tobytes(), _SNAPSHOT_WIDTH * wire.WORD
+    def _snapshots_of(self, ring: Ring, strings: Int64Array) -> Int64Array:
+        """Rows of the table `snapshot`, for each snapshot of a ring."""
+        if ring.snapshots is None:
+            return np.empty(0, dtype=np.int64)
+        matrix = np.ascontiguousarray(self._numbered(wire.SNAPSHOT, ring.snapshots, strings))
+        rows = np.empty(len(matrix), dtype=np.int64)
+        blob, width = matrix.tobytes(), matrix.shape[1] * wire.WORD
         fresh: list[int] = []
-        for index, row in enumerate(taken.tolist()):
+        for index in range(len(matrix)):
             known = len(self._taken)
             number = self._taken.setdefault(blob[index * width : (index + 1) * width], known)
             if number == known:
                 fresh.append(index)
-            rows[row] = number
+            rows[index] = number
         for column, target in zip(matrix[fresh].T, self._rows["snapshot"], strict=True):
             target.frombytes(np.ascontiguousarray(column).tobytes())
         return rows

@@ -13,20 +13,20 @@ import json
 import logging
 import mmap
 import os
-import struct
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from padtrace.record import ring_format as form
 from padtrace.record import wire
+from padtrace.record.native import RingCore
 from padtrace.record.redact import redact_facts
+from padtrace.record.ring_core import NO_LIMIT
 from padtrace.record.ring_file import RingUnavailable as RingUnavailable
 from padtrace.record.ring_file import create_file
-from padtrace.recording.schema import EVENT_KINDS
 
 logger = logging.getLogger("padtrace")
 
@@ -36,31 +36,18 @@ MAX_STRING_BYTES = 2048
 EVENTS_AFTER_ERROR = 256
 
 _COMPLETE = form.COUNTER["complete"]
-_EVENTS = form.COUNTER["events"]
-_UPDATES = form.COUNTER["updates"]
-_REFUSED = form.COUNTER["refused"]
 _BAD = form.COUNTER["bad"]
 _STATIC_USED = form.COUNTER["static_used"]
 _STATIC_REFUSED = form.COUNTER["static_refused"]
 _HOOKS = form.COUNTER["hooks"]
-_FORWARDS = form.COUNTER["forwards"]
 _ERRORS = form.COUNTER["errors"]
 _DIVERGENCES = form.COUNTER["divergences"]
 _FROZEN = form.COUNTER["frozen"]
 
-_FORWARD_KIND = wire.kind_index("forward")
 _ERROR_KIND = wire.kind_index("error")
-_PAYLOAD = form.PAYLOAD_BYTES
-_SLOT_BYTES = form.SLOT_BYTES
-_PAYLOAD_TWICE = 2 * _PAYLOAD
-_put = form.SLOT.pack_into
-# Most events take two or three slots; one call for all of them is the cheaper one.
-_put_two = struct.Struct("<" + 2 * form.SLOT.format.lstrip("<")).pack_into
-_put_three = struct.Struct("<" + 3 * form.SLOT.format.lstrip("<")).pack_into
-_NO_LIMIT = 1 << 62
 
 
-class EventWriter:
+class EventWriter(RingCore):
     """Writes the events of this process into its ring; safe to call from several threads.
 
     A child made by fork shares the mapping, so there the writer is off from the start.
@@ -73,27 +60,21 @@ class EventWriter:
 
     def __init__(self, path: Path, mapping: mmap.mmap, size: int, policy: str, offset: int) -> None:
         """Use `create`."""
+        static = form.static_bytes(size)
+        offset_of_slots = form.STATIC_OFFSET + static
+        slots = (size - offset_of_slots) // form.SLOT_BYTES
+        super().__init__(mapping, offset_of_slots, slots, slots if policy == "first" else NO_LIMIT)
         self.path = path
         self.clock_offset_ns = offset
-        self._on = True
         self._map = mapping
         self._policy = policy
-        # Reentrant, since a signal handler may run a hooked function inside `write`; space is
-        # reserved before it is filled, so that such an inner event simply follows.
-        self._lock = threading.RLock()
+        self._static_limit = static
+        # Reentrant, since a signal handler may run a hooked function inside `string`.
+        self._static_lock = threading.RLock()
         self._counters = memoryview(mapping)[form.COUNTERS_OFFSET : form.HOOKS_OFFSET].cast("q")
-        hooks = memoryview(mapping)[form.HOOKS_OFFSET : form.STATIC_OFFSET].cast("q")
-        self._fired = hooks[: form.MAX_HOOKS]
-        self._lost = hooks[form.MAX_HOOKS :]
-        self._static_limit = form.static_bytes(size)
-        self._slots_offset = form.STATIC_OFFSET + self._static_limit
-        self._slots = (size - self._slots_offset) // _SLOT_BYTES
-        self._longest = min(form.MAX_CHAIN, max(1, self._slots // 4)) * _PAYLOAD
-        self._next = 0
-        self._events = 0
-        # Sequence numbers end here: where a `first` ring is full or an `error` ring freezes.
-        self._limit = self._slots if policy == "first" else _NO_LIMIT
-        self._countdown = 0
+        self._lost = memoryview(mapping)[form.HOOKS_OFFSET : form.STATIC_OFFSET].cast("q")[
+            form.MAX_HOOKS :
+        ]
         self._strings: dict[str, int] = {}
         self._warned: set[str] = set()
         self.string(TABLE_FULL)
@@ -117,55 +98,15 @@ class EventWriter:
         fresh = create_file(Path(folder), size_bytes, policy, run)
         return cls(fresh.path, fresh.mapping, fresh.size, policy, fresh.clock_offset_ns)
 
-    @property
-    def on(self) -> bool:
-        """Whether events are still taken."""
-        return self._on
-
-    def write(self, kind: int, scalars: Sequence[int], values: Sequence[int] = ()) -> None:
-        """Append one event; see `record.wire` for the order of the numbers."""
-        if not self._on:
-            return
-        try:
-            data = wire.pack(kind, scalars, values)
-            with self._lock:
-                counters = self._counters
-                self._events = events = self._events + 1
-                counters[_EVENTS] = events
-                if kind == _FORWARD_KIND:
-                    counters[_FORWARDS] += 1
-                if not self._append(data):
-                    counters[_REFUSED] += 1
-                if kind == _ERROR_KIND or self._countdown:
-                    self._around_error(kind)
-        except (struct.error, TypeError) as error:
-            self._bad_event(kind, error)
-        except Exception as error:
-            self._fail(error)
-
-    def update(self, kind: int, enter_seq: int, pairs: Sequence[int]) -> None:
-        """Complete an earlier event: column index in `event_columns(kind)`, value, ..."""
-        if not self._on:
-            return
-        try:
-            data = wire.pack_update(kind, enter_seq, pairs)
-            with self._lock:
-                self._counters[_UPDATES] += 1
-                self._append(data)
-        except (struct.error, TypeError) as error:
-            self._bad_event(kind, error)
-        except Exception as error:
-            self._fail(error)
-
     def string(self, text: str) -> int:
         """The id of a string in this process; the id of "<string table full>" when it is."""
         found = self._strings.get(text)
         if found is not None:
             return found
-        if not self._on:
+        if not self.on:
             return 0
         try:
-            with self._lock:
+            with self._static_lock:
                 number = len(self._strings)
                 data = str(text).encode("utf-8", "replace")[:MAX_STRING_BYTES]
                 if not self._static(form.ENTRY_STRING, number, data):
@@ -178,11 +119,11 @@ class EventWriter:
 
     def facts(self, patch: Mapping[str, Any]) -> None:
         """Merge `patch` into the facts, objects into objects; secrets are taken out."""
-        if not self._on:
+        if not self.on:
             return
         try:
             data = json.dumps(redact_facts(patch), default=str, separators=(",", ":")).encode()
-            with self._lock:
+            with self._static_lock:
                 if not self._static(form.ENTRY_FACTS, 0, data):
                     self._say_once("facts", "the ring has no room for more facts")
         except (TypeError, ValueError) as error:
@@ -198,12 +139,12 @@ class EventWriter:
             target: dotted name of the function hooked.
             note: one line for the reader, such as where it moved to.
         """
-        if not self._on:
+        if not self.on:
             return -1
         try:
             about = {"name": name, "status": status, "target": target, "note": note}
             data = json.dumps(about, separators=(",", ":")).encode()
-            with self._lock:
+            with self._static_lock:
                 number = self._counters[_HOOKS]
                 if number >= form.MAX_HOOKS or not self._static(form.ENTRY_HOOK, number, data):
                     self._say_once("hooks", f"no room to register hook {name}")
@@ -214,17 +155,9 @@ class EventWriter:
             self._fail(error)
             return -1
 
-    def count(self, hook: int, n: int = 1) -> None:
-        """`n` more calls of a hook."""
-        if self._on and hook >= 0:
-            try:
-                self._fired[hook] += n
-            except Exception as error:
-                self._fail(error)
-
     def lost(self, hook: int, reason: int) -> None:
         """A hook failed and is switched off; `reason` is the id of a string."""
-        if self._on and hook >= 0:
+        if self.on and hook >= 0:
             try:
                 self._lost[hook] = reason + 1
             except Exception as error:
@@ -232,7 +165,7 @@ class EventWriter:
 
     def divergence(self, n: int = 1) -> None:
         """Count row contracts that the live alarm found broken (for the live status)."""
-        if self._on:
+        if self.on:
             try:
                 self._counters[_DIVERGENCES] += n
             except Exception as error:
@@ -241,60 +174,21 @@ class EventWriter:
     def close(self, complete: bool = True) -> None:
         """End recording. The mapping stays until the process ends, since another thread may be
         inside `write`."""
-        if not self._on:
+        if not self.on:
             return
-        self._on = False
-        with contextlib.suppress(Exception), self._lock:
+        self.on = False
+        with contextlib.suppress(Exception), self._static_lock:
             self._counters[_COMPLETE] = int(complete)
-
-    def _append(self, data: bytes) -> bool:
-        """Put a record into the next slots; False if the policy or its length forbids it."""
-        size = len(data)
-        total = (size + _PAYLOAD - 1) // _PAYLOAD
-        first = self._next
-        if first + total > self._limit or size > self._longest:
-            return False
-        self._next = first + total
-        # form.seed, without the call.
-        checksum = crc32(data, first + (first >> 32) + (size << 1) & 0xFFFFFFFF)
-        slots, into = self._slots, self._map
-        row = first % slots
-        at = self._slots_offset + row * _SLOT_BYTES
-        if total == 1:
-            _put(into, at, first + 1, checksum, 0, 1, size, data)
-        elif total == 2 and row + 2 <= slots:
-            one, two = data[:_PAYLOAD], data[_PAYLOAD:]
-            # fmt: off
-            _put_two(into, at, first + 1, checksum, 0, 2, size, one,
-                     first + 2, checksum, 1, 2, size, two)
-            # fmt: on
-        elif total == 3 and row + 3 <= slots:
-            one, two, three = data[:_PAYLOAD], data[_PAYLOAD:_PAYLOAD_TWICE], data[_PAYLOAD_TWICE:]
-            # fmt: off
-            _put_three(into, at, first + 1, checksum, 0, 3, size, one,
-                       first + 2, checksum, 1, 3, size, two, first + 3, checksum, 2, 3, size, three)
-            # fmt: on
-        else:
-            self._put_chain(data, first, total, checksum)
-        return True
-
-    def _put_chain(self, data: bytes, first: int, total: int, checksum: int) -> None:
-        """A record of any length, also one that goes on at the start of the ring."""
-        for position in range(total):
-            sequence = first + position
-            at = self._slots_offset + sequence % self._slots * _SLOT_BYTES
-            part = data[position * _PAYLOAD : position * _PAYLOAD + _PAYLOAD]
-            _put(self._map, at, sequence + 1, checksum, position, total, len(data), part)
 
     def _around_error(self, kind: int) -> None:
         if kind == _ERROR_KIND:
             self._counters[_ERRORS] += 1
-            if self._policy == "error" and not self._countdown:
-                self._countdown = EVENTS_AFTER_ERROR + 1
-        if self._countdown > 1:
-            self._countdown -= 1
-        elif self._countdown == 1 and not self._counters[_FROZEN]:
-            self._limit = 0
+            if self._policy == "error" and not self.countdown:
+                self.countdown = EVENTS_AFTER_ERROR + 1
+        if self.countdown > 1:
+            self.countdown -= 1
+        elif self.countdown == 1 and not self._counters[_FROZEN]:
+            self.limit = 0
             self._counters[_FROZEN] = 1
 
     def _static(self, kind: int, number: int, data: bytes) -> bool:
@@ -322,7 +216,7 @@ class EventWriter:
             logger.warning("padtrace: %s", line)
 
     def _fail(self, error: Exception) -> None:
-        self._on = False
+        self.on = False
         with contextlib.suppress(Exception):
             logger.warning(
                 "padtrace: recording of this process is off: %s: %s", type(error).__name__, error
@@ -330,7 +224,7 @@ class EventWriter:
 
 
 def _kind_name(kind: int) -> str:
-    return EVENT_KINDS[kind] if 0 <= kind < len(EVENT_KINDS) else f"kind {kind}"
+    return wire.KINDS[kind] if 0 <= kind < len(wire.KINDS) else f"kind {kind}"
 
 
 def _forget_in_children(writer: EventWriter) -> None:
@@ -339,6 +233,6 @@ def _forget_in_children(writer: EventWriter) -> None:
     def forget() -> None:
         parent = reference()
         if parent is not None:
-            parent._on = False
+            parent.on = False
 
     os.register_at_fork(after_in_child=forget)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import struct
 
-MAGIC = b"PTRING\x01\n"
-VERSION = 1
+MAGIC = b"PTRING\x02\n"
+VERSION = 2
 SUFFIX = ".ring"
 
 PAGE = 4096
@@ -22,7 +22,7 @@ HOOKS_OFFSET = PAGE
 STATIC_OFFSET = 2 * PAGE
 MAX_HOOKS = 256
 
-SLOT_BYTES = 512
+SLOT_BYTES = 256
 # sequence number, checksum, position in the chain, slots in the chain, bytes of the whole record
 SLOT_HEAD = struct.Struct("<QIHHI4x")
 PAYLOAD_BYTES = SLOT_BYTES - SLOT_HEAD.size

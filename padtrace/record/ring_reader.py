@@ -21,6 +21,7 @@ from padtrace.errors import BadRecordingError
 from padtrace.record import ring_format as form
 from padtrace.record import wire
 from padtrace.recording import schema
+from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
 
 _SLOT = np.dtype(
@@ -73,7 +74,8 @@ class EventBlock:
     """All events of one kind of one ring, in the order in which they were written.
 
     Attributes:
-        scalars: int64, shape (events, len(wire.layout(kind))), updates merged in.
+        scalars: int64, shape (events, len(wire.layout(kind))), updates merged in. A snapshot is
+            its row in the block of snapshots, or NOT_OBSERVED.
         values: int64, the vector values of all events, one event after the other.
         starts: int64, shape (events + 1,); event i has `values[starts[i]:starts[i + 1]]`.
     """
@@ -92,6 +94,7 @@ class Ring:
         strings: text by id; ids of damaged entries are missing.
         facts: all patches merged, in order.
         events: by kind; kinds without events are missing.
+        snapshots: the snapshots that events refer to; None if there are none.
         damaged: records that were torn or changed, as far as they can be counted.
     """
 
@@ -101,6 +104,7 @@ class Ring:
     facts: dict[str, Any] = field(default_factory=dict)
     hooks: list[Hook] = field(default_factory=list)
     events: dict[str, EventBlock] = field(default_factory=dict)
+    snapshots: EventBlock | None = None
     damaged: int = 0
 
     @property
@@ -296,15 +300,46 @@ def _read_events(ring: Ring, data: bytes) -> None:
     values = heads >> 32
     whole = (scalars + values + 1) * wire.WORD == sizes
     ring.damaged += int((~whole).sum())
-    for index, kind in enumerate(schema.EVENT_KINDS):
+    references = slots["sequence"][rows[starts]].astype(np.int64) - 1
+    blocks: dict[str, EventBlock] = {}
+    for index, kind in enumerate(wire.KINDS):
         width = len(wire.layout(kind))
         mine = whole & (heads & 0xFF == wire.RECORD_EVENT) & (kinds == index)
         fitting = mine & (scalars == width)
         ring.damaged += int((mine & ~fitting).sum())
         if fitting.any():
-            block = _block(ring, kind, stream, at[fitting], values[fitting])
-            ring.events[kind] = block
+            fitting[fitting] = _lengths_fit(ring, kind, stream, at[fitting], values[fitting])
+            blocks[kind] = _block(kind, stream, at[fitting], values[fitting])
+            if kind == wire.SNAPSHOT:
+                references = references[fitting]
+    ring.snapshots = blocks.pop(wire.SNAPSHOT, None)
+    known = references if ring.snapshots is not None else np.empty(0, np.int64)
+    ring.events = {kind: _with_snapshots(kind, blocks[kind], known) for kind in blocks}
     _apply_updates(ring, stream, at, heads, kinds, scalars, whole)
+
+
+def _with_snapshots(kind: str, block: EventBlock, references: Int64Array) -> EventBlock:
+    """The events whose snapshots are still in the ring, with the rows of these.
+
+    Only the oldest events of a ring can lack theirs: those are overwritten first.
+
+    Args:
+        references: what the rows of the block of snapshots are called, ascending.
+    """
+    there = np.ones(len(block.scalars), dtype=np.bool_)
+    for position in wire.references(kind):
+        column = block.scalars[:, position]
+        taken = column != NOT_OBSERVED_CODE
+        row = np.searchsorted(references, column).clip(0, max(0, len(references) - 1))
+        found = taken & (references[row] == column) if len(references) else np.zeros_like(taken)
+        there &= found | ~taken
+        block.scalars[:, position] = np.where(found, row, NOT_OBSERVED_CODE)
+    if there.all():
+        return block
+    counts = np.diff(block.starts)
+    starts = np.zeros(int(there.sum()) + 1, dtype=np.int64)
+    np.cumsum(counts[there], out=starts[1:])
+    return EventBlock(block.scalars[there], block.values[np.repeat(there, counts)], starts)
 
 
 def _chains(
@@ -382,16 +417,20 @@ def _count_torn(ring: Ring, slots: NDArray[np.void], number: Int64Array, used: I
     ring.damaged += torn
 
 
-def _block(
+def _lengths_fit(
     ring: Ring, kind: str, stream: Int64Array, at: Int64Array, counts: Int64Array
-) -> EventBlock:
+) -> NDArray[np.bool_]:
+    """Whether the lengths in the scalars of each record say how many values follow."""
+    positions = np.array(wire.ragged(kind), dtype=np.int64)
+    lengths = stream[(at + 1)[:, None] + positions]
+    fits: NDArray[np.bool_] = np.maximum(lengths, 0).sum(axis=1) == counts
+    ring.damaged += int((~fits).sum())
+    return fits
+
+
+def _block(kind: str, stream: Int64Array, at: Int64Array, counts: Int64Array) -> EventBlock:
     width = len(wire.layout(kind))
     scalars = stream[(at + 1)[:, None] + np.arange(width)]
-    lengths = scalars[:, list(wire.ragged(kind))]
-    fits = np.maximum(lengths, 0).sum(axis=1) == counts
-    if not fits.all():
-        ring.damaged += int((~fits).sum())
-        scalars, at, counts = scalars[fits], at[fits], counts[fits]
     starts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
     within = np.arange(int(starts[-1])) - np.repeat(starts[:-1], counts)
@@ -416,7 +455,6 @@ def _apply_updates(
         if block is None or not mine.any():
             continue
         names = wire.layout(kind)
-        targets = _update_targets(kind)
         enter = block.scalars[:, names.index("enter_seq")]
         order = np.argsort(enter, kind="stable")
         for pairs in range(int(scalars[mine].max()) // 2):
@@ -424,20 +462,15 @@ def _apply_updates(
             place = np.searchsorted(enter[order], stream[some + 1]).clip(0, len(enter) - 1)
             rows = order[place]
             column = stream[some + 2 + 2 * pairs]
-            known = (enter[rows] == stream[some + 1]) & (column >= 0) & (column < len(targets))
-            position = targets[np.where(known, column, 0)]
-            known &= position >= 0
+            known = (enter[rows] == stream[some + 1]) & np.isin(column, _updatable(kind))
             value = stream[some + 3 + 2 * pairs]
-            block.scalars[rows[known], position[known]] = value[known]
+            block.scalars[rows[known], column[known]] = value[known]
 
 
-def _update_targets(kind: str) -> Int64Array:
-    """Scalar position per event column; -1 where an update makes no sense."""
-    targets = np.full(len(schema.event_columns(kind)), -1, dtype=np.int64)
-    for position, entry in enumerate(wire.fields(kind)):
-        if entry.inside < 0 and position not in wire.ragged(kind):
-            targets[entry.column] = position
-    return targets
+def _updatable(kind: str) -> list[int]:
+    """Columns an update can give a value: plain ones."""
+    held = {*wire.ragged(kind), *wire.references(kind)}
+    return [column for column in range(len(wire.layout(kind))) if column not in held]
 
 
 def _bad(path: Path, why: str, hint: str) -> BadRecordingError:

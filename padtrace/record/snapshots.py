@@ -13,6 +13,7 @@ from itertools import compress
 from operator import attrgetter, is_not, itemgetter
 from typing import Any
 
+from padtrace.record.native import Snapshot
 from padtrace.record.values import (
     NO_LENGTHS,
     Convert,
@@ -55,21 +56,17 @@ _REFRESH = 64
 _MISSING = object()
 _ODD = object()
 
-NO_SNAPSHOT = (NOT_OBSERVED_CODE,) * len(_NAMES)
 
-
-class Snapshot:
-    """One look at one object, and what it saw there, to compare the next look with.
+class Look:
+    """One look at one object: its snapshot, and what it saw, to compare the next look with.
 
     Attributes:
-        scalars: in schema order, a vector's place holding its length.
-        values: the vectors, one after the other.
         owner, raw, copies, counts, spec_raw: whose attributes were looked at, the values as they
             are, the vectors by content and the other lists by length (both change in place), and
             the values of the speculative input.
     """
 
-    __slots__ = ("copies", "counts", "owner", "raw", "scalars", "spec_raw", "values")
+    __slots__ = ("copies", "counts", "owner", "raw", "snapshot", "spec_raw")
 
     owner: Any
     raw: tuple[Any, ...]
@@ -77,9 +74,8 @@ class Snapshot:
     counts: list[int]
     spec_raw: tuple[Any, ...]
 
-    def __init__(self, scalars: list[int], values: list[int]) -> None:
-        self.scalars = scalars
-        self.values = values
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
 
 
 class _SpecReader:
@@ -164,14 +160,14 @@ class SnapshotTaker:
         self._looks = [self._start, self._start]
         self._last = self._forwards = 0
 
-    def _nothing_seen(self, vectors: int, counted: int) -> Snapshot:
+    def _nothing_seen(self, vectors: int, counted: int) -> Look:
         """What the first look starts from: an object in which everything is None."""
         scalars = self._blank.copy()
         for place in self._places:
             scalars[place] = NONE_CODE
         scalars[_MAX], scalars[_SUM] = NO_LENGTHS
         reader = self._spec_reader(None)
-        nothing = Snapshot(scalars, [])
+        nothing = Look(Snapshot(scalars, []))
         nothing.owner = None
         nothing.raw = (None,) * len(self._indices)
         nothing.copies = (None,) * vectors
@@ -188,10 +184,11 @@ class SnapshotTaker:
         self._looks = [self._start, self._start]
         self._last = 0
 
-    def _usual(self, look: Snapshot) -> Snapshot:
+    def _usual(self, look: Look) -> Look:
         """A start for the next looks: plain values as they were, no tensor and no list."""
         nothing = self._nothing
-        usual = Snapshot(nothing.scalars.copy(), [])
+        scalars = nothing.snapshot.scalars.copy()
+        usual = Look(Snapshot(scalars, []))
         usual.owner = None
         usual.copies, usual.counts = nothing.copies, nothing.counts
         usual.spec_raw = nothing.spec_raw
@@ -199,7 +196,7 @@ class SnapshotTaker:
         for i in range(self._tensor_count, self._plain_count):
             if isinstance(look.raw[i], int):
                 raw[i] = look.raw[i]
-                usual.scalars[self._places[i]] = look.scalars[self._places[i]]
+                scalars[self._places[i]] = look.snapshot.scalars[self._places[i]]
         usual.raw = tuple(raw)
         return usual
 
@@ -230,36 +227,33 @@ class SnapshotTaker:
         # The very lists that were checked when first seen, so only integers are compared here.
         if raw[self._vectors] != look.copies or self._counts(raw) != look.counts:
             return self._look_again(fields, raw, look, changed)
-        return look
+        return look.snapshot
 
     def _look_again(
-        self, fields: dict[str, Any], raw: tuple[Any, ...], before: Snapshot, changed: list[int]
+        self, fields: dict[str, Any], raw: tuple[Any, ...], before: Look, changed: list[int]
     ) -> Snapshot:
-        """Convert what is another object now, starting from an earlier snapshot."""
-        scalars = before.scalars.copy()
-        look = Snapshot(scalars, before.values)
-        look.owner = fields
-        look.raw = raw
+        """Convert what is another object now, starting from an earlier look."""
+        scalars, values = before.snapshot.scalars.copy(), before.snapshot.values
         lists_changed = self._convert(raw, changed, scalars)
         mirror = raw[self._mirror]
         if mirror is not before.raw[self._mirror]:
             scalars[_MAX], scalars[_SUM] = NO_LENGTHS if mirror is None else lengths_of(mirror)
-        vectors = raw[self._vectors]
-        look.counts = self._counts(raw)
-        if lists_changed or vectors != before.copies or look.counts != before.counts:
-            look.copies = tuple([_copy(vector) for vector in vectors])
-            look.values = self._fill_lists(scalars, look)
-        else:
-            look.copies = before.copies
-        spec = raw[-1]
-        if spec is None and before.raw[-1] is None:
-            look.spec_raw = before.spec_raw
-        else:
+        vectors, copies, counts = raw[self._vectors], before.copies, self._counts(raw)
+        if lists_changed or vectors != copies or counts != before.counts:
+            copies = tuple([_copy(vector) for vector in vectors])
+            values = self._fill_lists(scalars, copies, counts)
+        spec, spec_raw = raw[-1], before.spec_raw
+        if spec is not None or before.raw[-1] is not None:
             reader = self._spec_readers.get(spec.__class__) or self._spec_reader(spec)
-            look.spec_raw = reader.get(spec)
-            reader.fill(scalars, look.spec_raw)
+            spec_raw = reader.get(spec)
+            reader.fill(scalars, spec_raw)
+        # Other objects of the same sizes are no other snapshot, and need no other record.
+        same = scalars == before.snapshot.scalars and values == before.snapshot.values
+        look = Look(before.snapshot if same else Snapshot(scalars, values))
+        look.owner, look.raw = fields, raw
+        look.copies, look.counts, look.spec_raw = copies, counts, spec_raw
         self._looks[self._last] = look
-        return look
+        return look.snapshot
 
     def _convert(self, raw: tuple[Any, ...], changed: list[int], scalars: list[int]) -> bool:
         """Convert the attributes at these indices; whether a list is among them."""
@@ -285,10 +279,12 @@ class SnapshotTaker:
     def _counts(self, raw: tuple[Any, ...]) -> list[int]:
         return [NONE_CODE if v is None else len(v) for v in raw[self._counted]]
 
-    def _fill_lists(self, scalars: list[int], look: Snapshot) -> list[int]:
+    def _fill_lists(
+        self, scalars: list[int], copies: tuple[Any, ...], counts: list[int]
+    ) -> list[int]:
         values: list[int] = []
         places = iter(self._list_places)
-        for content in look.copies:
+        for content in copies:
             place = next(places)
             if content is None:
                 scalars[place] = NONE_CODE
@@ -297,14 +293,13 @@ class SnapshotTaker:
                 values += content
             else:
                 scalars[place] = NOT_OBSERVED_CODE
-        for count in look.counts:
+        for count in counts:
             scalars[next(places)] = count
         return values
 
     def _take_partial(self, batch: Any) -> Snapshot:
         """Of an object that has only some of the attributes, such as a graph runner's view."""
-        snapshot = Snapshot(self._blank.copy(), [])
-        scalars = snapshot.scalars
+        scalars, values = self._blank.copy(), list[int]()
         value: Any
         for attribute, place, convert in self._columns:
             value = getattr(batch, attribute, _MISSING)
@@ -313,7 +308,7 @@ class SnapshotTaker:
             if _is_integers(value):
                 scalars[place] = len(value)
                 if _NAMES[place] in _VECTORS:
-                    snapshot.values += value
+                    values += value
             else:
                 scalars[place] = convert(value)
         mirror = getattr(batch, "seq_lens_cpu", None)
@@ -321,7 +316,7 @@ class SnapshotTaker:
         spec = getattr(batch, "spec_info", None)
         reader = self._spec_reader(spec)
         reader.fill(scalars, reader.get(spec))
-        return snapshot
+        return Snapshot(scalars, values)
 
     def _spec_reader(self, spec: Any) -> _SpecReader:
         reader = self._spec_readers.get(spec.__class__)

@@ -3,7 +3,11 @@
 The head word says what the record is (event or update), its kind and its counts. Scalars follow
 `layout`; absent values are the codes of `recording.absent`; a string is an id of the process; a
 vector stands in the scalars as its length (or absent code) and its values follow all scalars, in
-column order. A snapshot nobody took is NOT_OBSERVED in each of its columns.
+column order.
+
+A snapshot is a record of its own, of the kind SNAPSHOT, since most events see what the one before
+them saw. In an event it stands as a reference, the sequence number of the slot where its record
+begins, or as NOT_OBSERVED where nobody took one.
 
 An update completes an event written earlier, named by its kind and `enter_seq`: pairs of (index in
 `schema.event_columns(kind)`, value). Plain `struct`, since this runs in the server.
@@ -17,7 +21,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from padtrace.recording import schema
-from padtrace.recording.absent import NOT_OBSERVED_CODE
 
 RECORD_EVENT = 1
 RECORD_UPDATE = 2
@@ -30,7 +33,10 @@ MAX_SCALARS = (1 << 16) - 1
 MAX_VALUES = (1 << 24) - 1
 
 SNAPSHOT_NAMES = schema.SNAPSHOT.names()
-NO_SNAPSHOT = (NOT_OBSERVED_CODE,) * len(SNAPSHOT_NAMES)
+# The name of the records that hold snapshots; their kind follows those of the events.
+SNAPSHOT = "snapshot"
+KINDS = (*schema.EVENT_KINDS, SNAPSHOT)
+SNAPSHOT_KIND = len(schema.EVENT_KINDS)
 
 _RAGGED = (schema.ColumnType.VECTOR, schema.ColumnType.STRINGS)
 
@@ -40,16 +46,12 @@ class Field:
     """One scalar of a layout.
 
     Attributes:
-        name: flat name, such as `entry.batch_size` or `planned.rows`.
+        name: name of the column, such as `entry` or `planned.rows`.
         type: how the integer is to be read.
-        column: index in `schema.event_columns(kind)`.
-        inside: index in `schema.SNAPSHOT.columns`, or -1 outside snapshots.
     """
 
     name: str
     type: schema.ColumnType
-    column: int
-    inside: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +69,20 @@ class Record:
 
 @cache
 def kind_index(kind: str) -> int:
-    """The number of a kind on the wire: its index in `schema.EVENT_KINDS`."""
-    return schema.EVENT_KINDS.index(kind)
+    """The number of a kind on the wire: its index in `KINDS`."""
+    return KINDS.index(kind)
 
 
 @cache
 def fields(kind: str) -> tuple[Field, ...]:
-    """The scalars of one kind of event, in wire order."""
-    flat: list[Field] = []
-    for index, column in enumerate(schema.event_columns(kind)):
-        if column.type is schema.ColumnType.SNAPSHOT:
-            flat.extend(
-                Field(f"{column.name}.{inner.name}", inner.type, index, position)
-                for position, inner in enumerate(schema.SNAPSHOT.columns)
-            )
-        else:
-            flat.append(Field(column.name, column.type, index, -1))
-    return tuple(flat)
+    """The scalars of one kind of record, in wire order: one for each column."""
+    columns = schema.SNAPSHOT.columns if kind == SNAPSHOT else schema.event_columns(kind)
+    return tuple(Field(column.name, column.type) for column in columns)
 
 
 @cache
 def layout(kind: str) -> tuple[str, ...]:
-    """The flat scalar names of one kind of event, in wire order."""
+    """The names of the scalars of one kind of record, in wire order."""
     return tuple(field.name for field in fields(kind))
 
 
@@ -96,6 +90,13 @@ def layout(kind: str) -> tuple[str, ...]:
 def ragged(kind: str) -> tuple[int, ...]:
     """Positions in `layout(kind)` whose scalar is the length of values that follow."""
     return tuple(i for i, field in enumerate(fields(kind)) if field.type in _RAGGED)
+
+
+@cache
+def references(kind: str) -> tuple[int, ...]:
+    """Positions in `layout(kind)` whose scalar refers to the record of a snapshot."""
+    snapshot = schema.ColumnType.SNAPSHOT
+    return tuple(i for i, field in enumerate(fields(kind)) if field.type is snapshot)
 
 
 @cache
@@ -109,7 +110,7 @@ def schema_digest() -> int:
     """A positive int64 that changes with any layout, so that seal never misreads a ring."""
     import hashlib
 
-    text = "\n".join(f"{kind}:{','.join(layout(kind))}" for kind in schema.EVENT_KINDS)
+    text = "\n".join(f"{kind}:{','.join(layout(kind))}" for kind in KINDS)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -161,7 +162,7 @@ def unpack(data: bytes) -> Record | None:
     kind = head >> _KIND_SHIFT & 0xFF
     scalar_count = head >> _SCALARS_SHIFT & MAX_SCALARS
     value_count = head >> _VALUES_SHIFT
-    if kind >= len(schema.EVENT_KINDS) or len(numbers) != scalar_count + value_count:
+    if kind >= len(KINDS) or len(numbers) != scalar_count + value_count:
         return None
     record = Record(head & 0xFF, kind, tuple(numbers[:scalar_count]), tuple(numbers[scalar_count:]))
     return record if _fits(record) else None
@@ -170,12 +171,12 @@ def unpack(data: bytes) -> Record | None:
 def _fits(record: Record) -> bool:
     """Counts agree with the layout; values agree with the lengths in the scalars."""
     if record.type == RECORD_UPDATE:
-        columns = len(schema.event_columns(schema.EVENT_KINDS[record.kind]))
+        columns = len(layout(KINDS[record.kind]))
         indices = record.numbers[1::2]
         return len(record.numbers) % 2 == 1 and all(0 <= i < columns for i in indices)
     if record.type != RECORD_EVENT:
         return False
-    kind = schema.EVENT_KINDS[record.kind]
+    kind = KINDS[record.kind]
     if len(record.numbers) != len(layout(kind)):
         return False
     lengths = (record.numbers[i] for i in ragged(kind))

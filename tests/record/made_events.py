@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from padtrace.record import wire
+from padtrace.record.native import Snapshot
 from padtrace.record.ring import EventWriter
 from padtrace.recording import schema
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
@@ -53,6 +54,7 @@ class MadeRank:
         self._seq = 0
         self._forward = 0
         self._batch = 0
+        self._snapshots: dict[tuple[int, ...], Snapshot] = {}
         self._now = writer.clock_offset_ns + 5_000_000_000
         self._ids = {kind: wire.kind_index(kind) for kind in schema.EVENT_KINDS}
 
@@ -301,12 +303,19 @@ class MadeRank:
         for column in schema.event_columns(kind):
             value = values.get(column.name, NOT_OBSERVED_CODE)
             if isinstance(value, dict):
-                scalars += [self._scalar(value[name], tail) for name in wire.SNAPSHOT_NAMES]
-            elif column.type is schema.ColumnType.SNAPSHOT:
-                scalars += wire.NO_SNAPSHOT
+                scalars.append(self.writer.keep(self._snapshot_of(value)))
             else:
                 scalars.append(self._scalar(value, tail))
         return scalars, tail
+
+    def _snapshot_of(self, columns: dict[str, Any]) -> Snapshot:
+        """Equal ones are one object, as they are when a batch is looked at again."""
+        values: list[int] = []
+        scalars = [self._scalar(columns[name], values) for name in wire.SNAPSHOT_NAMES]
+        key = (*scalars, *values)
+        found = self._snapshots.pop(key, None) or Snapshot(scalars, values)
+        self._snapshots = {**dict(list(self._snapshots.items())[-3:]), key: found}
+        return found
 
     def _scalar(self, value: Any, tail: list[int]) -> int:
         if isinstance(value, str):

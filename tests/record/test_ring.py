@@ -21,7 +21,7 @@ from padtrace.record import ring_file, wire
 from padtrace.record import ring_format as form
 from padtrace.record.ring import EVENTS_AFTER_ERROR, EventWriter, RingUnavailable
 from padtrace.record.ring_reader import Ring, read_header, read_ring
-from padtrace.recording.absent import NONE_CODE
+from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 from tests.record.test_wire import events
 
 KIB = 1024
@@ -143,10 +143,11 @@ def test_updates_complete_the_event_they_name(tmp_path: Path) -> None:
     forward = [5] * len(wire.layout("forward"))
     for position in wire.ragged("forward"):
         forward[position] = NONE_CODE
-    seq = wire.layout("forward").index("enter_seq")
+    seq, entry = (wire.layout("forward").index(name) for name in ("enter_seq", "entry"))
     exit_seq, failed = (wire.column_index("forward", name) for name in ("exit_seq", "failed"))
     for number in (10, 20, 30):
         forward[seq] = number
+        forward[entry] = NOT_OBSERVED_CODE
         writer.write(0, forward)
     writer.update(0, 20, (exit_seq, 21, failed, 1))
     writer.update(0, 20, (exit_seq, 22))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from padtrace.record.snapshots import Snapshot, SnapshotTaker
+from padtrace.record.native import Snapshot
+from padtrace.record.snapshots import SnapshotTaker
 from padtrace.recording import schema
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
 from tests.record.standins import ForwardBatch, HostTensor, Mode, PaddingMode, Tensor, decode_batch

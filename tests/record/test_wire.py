@@ -19,7 +19,12 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 def events(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
     """Kind, scalars and vector values that agree with each other."""
     kind = draw(st.integers(0, len(schema.EVENT_KINDS) - 1))
-    name = schema.EVENT_KINDS[kind]
+    return kind, *draw(numbers(schema.EVENT_KINDS[kind]))
+
+
+@st.composite
+def numbers(draw: st.DrawFn, name: str) -> tuple[list[int], list[int]]:
+    """Scalars and vector values of one record; snapshots are none, since there is no ring."""
     scalars = draw(
         st.lists(INT64, min_size=len(wire.layout(name)), max_size=len(wire.layout(name)))
     )
@@ -28,7 +33,9 @@ def events(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
         part = draw(st.none() | st.lists(INT64, max_size=9))
         scalars[position] = NONE_CODE if part is None else len(part)
         values += part or []
-    return kind, scalars, values
+    for position in wire.references(name):
+        scalars[position] = NOT_OBSERVED_CODE
+    return scalars, values
 
 
 @given(events())
@@ -44,23 +51,20 @@ def test_bytes_of_an_update() -> None:
     assert wire.pack_update(kind, 77, (8, 99)) == struct.pack("<4q", head, 77, 8, 99)
 
 
-def test_layout_puts_the_columns_of_a_snapshot_in_its_place() -> None:
+def test_layout_has_one_scalar_for_a_snapshot() -> None:
     names = wire.layout("forward")
     start = len(schema.HEADER)
     assert names[0] == "process"
-    assert names[start] == "entry.forward_mode"
-    assert names[start + 1] == "entry.batch_size"
-    assert names[start + len(schema.SNAPSHOT.columns) :] == (
-        "forward_mode",
-        "can_run_graph",
-        "failed",
-    )
+    assert names[start:] == ("entry", "forward_mode", "can_run_graph", "failed")
+    assert wire.references("forward") == (start,)
     assert wire.column_index("forward", "can_run_graph") == start + 2
 
 
-def test_no_snapshot_is_not_observed_everywhere() -> None:
-    assert set(wire.NO_SNAPSHOT) == {NOT_OBSERVED_CODE}
-    assert len(wire.NO_SNAPSHOT) == len(schema.SNAPSHOT.columns)
+def test_a_snapshot_is_a_record_of_its_own() -> None:
+    names = wire.layout(wire.SNAPSHOT)
+    assert names == schema.SNAPSHOT.names()
+    assert names[0] == "forward_mode"
+    assert wire.kind_index(wire.SNAPSHOT) == wire.SNAPSHOT_KIND == len(schema.EVENT_KINDS)
 
 
 @pytest.mark.parametrize("bad", [2**63, -(2**63) - 1, 1.5, None, "7"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from padtrace.record.probes.context import UNSEEN, Context, exit_number
+from padtrace.record.probes.context import Context, exit_number
 from padtrace.record.state import BATCH, RECORD_ATTRIBUTE, SYNC, BatchRecord, Frame
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
 
@@ -41,13 +41,13 @@ class InitNewProbe:
         exit_seq = state.leave(frame)
         snapshot = self._context.snap(result)
         scalars = state.header(frame, exit_seq)
-        scalars.append(self._function)
-        scalars += snapshot.scalars
-        self._context.write(BATCH, scalars, snapshot.values)
+        scalars += (self._function, self._context.keep(snapshot))
+        self._context.write(BATCH, scalars)
 
     def _failed(self, frame: Frame, observed: bool) -> None:
         exit_seq = exit_number(self._context, frame, observed)
-        scalars = [*self._state.header(frame, exit_seq), self._function, *UNSEEN.scalars]
+        scalars = self._state.header(frame, exit_seq)
+        scalars += (self._function, NOT_OBSERVED_CODE)
         self._context.write(BATCH, scalars)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from padtrace.record.snapshots import NO_SNAPSHOT, Snapshot, SnapshotTaker
+from padtrace.record.native import Snapshot
+from padtrace.record.snapshots import SnapshotTaker
 from padtrace.record.state import BATCH, RECORD_ATTRIBUTE, BatchRecord, Frame, State
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 
-UNSEEN = Snapshot(list(NO_SNAPSHOT), [])
+# What stands for a snapshot that nobody took.
+UNSEEN = Snapshot([], [])
 
 
 class Context:
@@ -24,6 +26,7 @@ class Context:
         self.string = state.string
         self.write = state.writer.write
         self.update = state.writer.update
+        self.keep = state.writer.keep
         self.forward_batch_class = forward_batch_class
         self.snapshots = SnapshotTaker(forward_batch_class, state.string, cp_rank)
         self.snap = self.snapshots.take
@@ -52,8 +55,9 @@ class Context:
         frame = state.enter("construction", record)
         exit_seq = state.leave(frame)
         snapshot = self.snap(batch)
-        scalars = [*state.header(frame, exit_seq), self._construction, *snapshot.scalars]
-        self.write(BATCH, scalars, snapshot.values)
+        scalars = state.header(frame, exit_seq)
+        scalars += (self._construction, self.keep(snapshot))
+        self.write(BATCH, scalars)
         return record
 
 

@@ -59,9 +59,9 @@ class ForwardProbe:
         state.forwards += 1
         snapshot = context.snap(forward_batch)
         scalars = state.header(frame, NOT_OBSERVED_CODE)
-        scalars += snapshot.scalars
-        scalars += (snapshot.scalars[MODE], NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
-        context.write(FORWARD, scalars, snapshot.values)
+        mode = snapshot.scalars[MODE]
+        scalars += (context.keep(snapshot), mode, NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
+        context.write(FORWARD, scalars)
         if self._skip_flag is not None:
             skip = args[0] if args else kwargs.get("skip_attn_backend_init")
             if skip:

@@ -80,9 +80,10 @@ class GraphProbe:
         frame.failed = self._failed
         captured = known.captured
         scalars = self._state.header(frame, NOT_OBSERVED_CODE)
-        scalars += (known.name, self._function)
-        scalars += entry.scalars
         scalars += (
+            known.name,
+            self._function,
+            context.keep(entry),
             known.algorithm,
             entry.scalars[BATCH_SIZE],
             known.width,
@@ -92,8 +93,7 @@ class GraphProbe:
             NOT_OBSERVED_CODE,
             NOT_OBSERVED_CODE,
         )
-        values = entry.values if captured is None else entry.values + captured
-        context.write(GRAPH, scalars, values)
+        context.write(GRAPH, scalars, captured or ())
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from padtrace.record.native import Snapshot
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
-from padtrace.record.snapshots import TOKEN_ROWS, Snapshot
+from padtrace.record.snapshots import TOKEN_ROWS
 from padtrace.record.state import PAD, UNPAD, BatchRecord, Frame, PadNote
 from padtrace.record.values import rows_of
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
@@ -83,14 +84,13 @@ class PadProbe:
     def _write(self, frame: Frame, exit_seq: int, after: Snapshot) -> None:
         pad = frame.extra
         scalars = self._state.header(frame, exit_seq)
-        scalars.append(self._function)
-        scalars += pad.entry.scalars
-        scalars += after.scalars
+        keep = self._context.keep
+        scalars += (self._function, keep(pad.entry), keep(after))
         counts = frame.record.scheduler_counts
         changed = NOT_OBSERVED_CODE if counts is None else int(counts != pad.counts)
         scalars += (pad.num_tokens, pad.bs, changed)
         scalars += [NONE_CODE if owned is None else rows_of(owned) for owned in pad.owned]
-        self._context.write(PAD, scalars, pad.entry.values + after.values)
+        self._context.write(PAD, scalars)
 
 
 class PadInputsProbe(PadProbe):
@@ -146,10 +146,9 @@ class UnpadProbe:
     def _write(self, frame: Frame, exit_seq: int, after: Snapshot, rows: tuple[int, int]) -> None:
         entry, _, before = frame.extra
         scalars = self._state.header(frame, exit_seq)
-        scalars += entry.scalars
-        scalars += after.scalars
-        scalars += (before[0], rows[0], before[1], rows[1])
-        self._context.write(UNPAD, scalars, entry.values + after.values)
+        keep = self._context.keep
+        scalars += (keep(entry), keep(after), before[0], rows[0], before[1], rows[1])
+        self._context.write(UNPAD, scalars)
 
 
 def _logits_rows(output: Any) -> tuple[int, int]:

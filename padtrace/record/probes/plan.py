@@ -6,8 +6,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+from padtrace.record.native import Snapshot
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
-from padtrace.record.snapshots import Snapshot
 from padtrace.record.state import PLAN, Frame, PlanNote
 from padtrace.record.values import Convert, integer_of, rows_of, width_of
 from padtrace.recording import schema
@@ -133,10 +133,9 @@ class PlanProbe:
         planned: Planned = frame.extra
         scalars = self._state.header(frame, exit_seq)
         scalars += self._backends.name_and_number(frame.subject)
-        scalars.append(self._function)
-        scalars += planned.entry.scalars
+        scalars += (self._function, self._context.keep(planned.entry))
         scalars += planned.own
-        self._context.write(PLAN, scalars, planned.entry.values)
+        self._context.write(PLAN, scalars)
 
 
 class Backends:
