@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import is_not, itemgetter
 from typing import Any
 
 import numpy as np
 
 from padtrace.recording import schema
-from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE, Absent, code_of
+from padtrace.recording.absent import NOT_OBSERVED_CODE, Absent, code_of
 from padtrace.recording.model import Recording, TableData, Value, columns_from
 
 
@@ -26,6 +28,11 @@ class RecordingBuilder:
         self._strings: dict[str, int] = {}
         self._vectors: dict[tuple[int, ...], int] = {}
         self._snapshots: dict[tuple[int, ...], int] = {}
+        # The snapshot stored last, as given and as codes.
+        self._last_snapshot: tuple[tuple[Any, ...], list[int]] = (
+            (object(),) * len(_SNAPSHOT_NAMES),
+            [NOT_OBSERVED_CODE] * len(_SNAPSHOT_NAMES),
+        )
         self._rows: dict[str, list[array[int]]] = {}
         for table in (schema.PROCESS, schema.SNAPSHOT):
             self._rows[table.name] = [array("q") for _ in table.columns]
@@ -77,8 +84,8 @@ class RecordingBuilder:
         )
 
     def _append(self, table: str, first: Sequence[int], values: Mapping[str, Value]) -> int:
-        places, codes = _PLACES[table], _NOTHING[table].copy()
-        codes[: len(first)] = first
+        places = _PLACES[table]
+        codes = [*first, *_NOTHING[table][len(first) :]]
         for name, value in values.items():
             if name not in places:
                 raise KeyError(f"table {table} has no column {name}")
@@ -118,24 +125,29 @@ class RecordingBuilder:
         return code_of(value)
 
     def _vector(self, values: Sequence[Any]) -> int:
-        key = tuple(int(value) for value in values)
+        key = tuple(map(int, values))
         return self._vectors.setdefault(key, len(self._vectors))
 
     def snapshot_row(self, values: Mapping[str, Value]) -> int:
         """Store a snapshot; returns its row, which a SNAPSHOT column takes in its place."""
-        if values.keys() - _SNAPSHOT_NAMES:
-            raise KeyError(f"a snapshot has no column {sorted(values.keys() - _SNAPSHOT_NAMES)}")
-        get, encode = values.get, self._code
-        key = tuple(
-            [
-                value
-                if (value := get(name, Absent.NOT_OBSERVED)).__class__ is int
-                else NONE_CODE
-                if value is None
-                else encode(column_type, value)
-                for name, column_type in _SNAPSHOT_COLUMNS
-            ]
-        )
+        try:
+            seen = _SNAPSHOT_VALUES(values)
+            known = len(values) == len(seen)
+        except KeyError:
+            seen = tuple([values.get(name, Absent.NOT_OBSERVED) for name in _SNAPSHOT_NAMES])
+            known = values.keys() <= _SNAPSHOT_KNOWN
+        if not known:
+            raise KeyError(f"a snapshot has no column {sorted(values.keys() - _SNAPSHOT_KNOWN)}")
+        # One is much like the one before it, but a list may be the same and hold other numbers.
+        last, codes = self._last_snapshot
+        changed = {*compress(_SNAPSHOT_INDICES, map(is_not, seen, last))}.union(_SNAPSHOT_LISTS)
+        for place in sorted(changed):
+            value = seen[place]
+            if value.__class__ is not int:
+                value = self._code(_SNAPSHOT_TYPES[place], value)
+            codes[place] = value
+        self._last_snapshot = (seen, codes)
+        key = tuple(codes)
         row = self._snapshots.get(key)
         if row is None:
             row = self._snapshots[key] = self._keep("snapshot", key)
@@ -143,8 +155,14 @@ class RecordingBuilder:
 
 
 _PENDING_ROWS = 2048
-_SNAPSHOT_COLUMNS = tuple((column.name, column.type) for column in schema.SNAPSHOT.columns)
-_SNAPSHOT_NAMES = frozenset(schema.SNAPSHOT.names())
+_SNAPSHOT_NAMES = schema.SNAPSHOT.names()
+_SNAPSHOT_TYPES = tuple(column.type for column in schema.SNAPSHOT.columns)
+_SNAPSHOT_KNOWN = frozenset(_SNAPSHOT_NAMES)
+_SNAPSHOT_INDICES = range(len(_SNAPSHOT_NAMES))
+_SNAPSHOT_LISTS = tuple(
+    place for place, of in enumerate(_SNAPSHOT_TYPES) if of is schema.ColumnType.VECTOR
+)
+_SNAPSHOT_VALUES = itemgetter(*_SNAPSHOT_NAMES)
 _COLUMNS = {
     **{table.name: table.columns for table in (schema.PROCESS, schema.SNAPSHOT)},
     **{kind: schema.event_columns(kind) for kind in schema.EVENT_KINDS},

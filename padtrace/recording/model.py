@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 
 from padtrace.recording import schema
-from padtrace.recording.absent import NOT_OBSERVED_CODE, Absent, value_of
+from padtrace.recording.absent import (
+    HIGHEST_ABSENT_CODE,
+    NOT_OBSERVED_CODE,
+    Absent,
+    value_of,
+)
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.value_tensors import ValueKey, ValueTensor
 
 Value = int | str | None | Absent | list[int] | list[str] | dict[str, Any]
 Snapshot = dict[str, Value]
+
+# Of each table, how many rows are decoded together, and how many such chunks stay.
+_CHUNK_ROWS, _KEPT_CHUNKS = 128, 8
 
 
 class TableData:
@@ -33,6 +41,7 @@ class TableData:
         self.rows = rows
         self._load = load
         self._cache: dict[str, Int64Array] = {}
+        self._chunks: dict[int, list[tuple[int, ...]]] = {}
 
     def column(self, name: str) -> Int64Array:
         if name not in self._cache:
@@ -42,8 +51,17 @@ class TableData:
             self._cache[name] = loaded
         return self._cache[name]
 
-    def row(self, index: int, columns: tuple[schema.Column, ...]) -> list[int]:
-        return [int(self.column(column.name)[index]) for column in columns]
+    def row(self, index: int, columns: tuple[schema.Column, ...]) -> tuple[int, ...]:
+        """The codes of one row of all columns; rows become Python integers many at a time."""
+        number, place = divmod(index, _CHUNK_ROWS)
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            rows = slice(number * _CHUNK_ROWS, (number + 1) * _CHUNK_ROWS)
+            parts = [self.column(column.name)[rows].tolist() for column in columns]
+            if len(self._chunks) == _KEPT_CHUNKS:
+                del self._chunks[next(iter(self._chunks))]
+            chunk = self._chunks[number] = list(zip(*parts, strict=True))
+        return chunk[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +133,15 @@ class Recording:
 
     def vector(self, row: int) -> list[int]:
         start, end = int(self.vector_offsets[row]), int(self.vector_offsets[row + 1])
-        return [int(value) for value in self.vector_values[start:end]]
+        values: list[int] = self.vector_values[start:end].tolist()
+        return values
 
     def snapshot(self, row: int) -> Snapshot:
-        if row not in self._snapshots:
-            self._snapshots[row] = self._decode("snapshot", row, schema.SNAPSHOT.columns)
-        return self._snapshots[row]
+        found = self._snapshots.get(row)
+        if found is None:
+            found = self._decode("snapshot", row, schema.SNAPSHOT.columns)
+            self._snapshots[row] = found
+        return found
 
     def process(self, index: int) -> dict[str, Value]:
         return self._decode("process", index, schema.PROCESS.columns)
@@ -156,25 +177,32 @@ class Recording:
                 yield self.event(kind, row)
 
     def _decode(self, table: str, row: int, columns: tuple[schema.Column, ...]) -> dict[str, Value]:
-        data = self.table(table)
-        return {
-            column.name: self._value(column.type, int(data.column(column.name)[row]))
-            for column in columns
+        values: dict[str, Value] = {
+            column.name: code if code > HIGHEST_ABSENT_CODE else value_of(code)
+            for column, code in zip(columns, self.table(table).row(row, columns), strict=True)
         }
+        for name, column_type in _REFERENCES[table]:
+            code = values[name]
+            if isinstance(code, int):
+                values[name] = self._referred(column_type, code)
+        return values
 
-    def _value(self, column_type: schema.ColumnType, code: int) -> Value:
-        value = value_of(code)
-        if not isinstance(value, int):
-            return value
+    def _referred(self, column_type: schema.ColumnType, value: int) -> Value:
+        """What an index of this type stands for."""
         if column_type is schema.ColumnType.STRING:
             return self.strings[value]
         if column_type is schema.ColumnType.VECTOR:
             return self.vector(value)
         if column_type is schema.ColumnType.STRINGS:
             return [self.strings[index] for index in self.vector(value)]
-        if column_type is schema.ColumnType.SNAPSHOT:
-            return self.snapshot(value)
-        return value
+        return self.snapshot(value)
+
+
+_PLAIN_TYPES = (schema.ColumnType.INT, schema.ColumnType.BOOL)
+_REFERENCES = {
+    table.name: tuple((c.name, c.type) for c in table.columns if c.type not in _PLAIN_TYPES)
+    for table in schema.all_tables()
+}
 
 
 def json_value(value: Value) -> Any:

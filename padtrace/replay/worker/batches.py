@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 
 from padtrace.recording import schema
@@ -18,30 +21,39 @@ from padtrace.replay.worker.standins import StandIn, Unobserved
 _INT64 = torch.int64
 _INT32 = torch.int32
 
-# Tensor fields: dtype and trailing shape. The contents do not matter to a row count, except for
-# lengths, which `_lengths` rebuilds.
-_TENSORS: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-    "input_ids": (_INT64, ()),
-    "positions": (_INT64, ()),
-    "out_cache_loc": (_INT64, ()),
-    "req_pool_indices": (_INT64, ()),
-    "orig_seq_lens": (_INT32, ()),
-    "extend_start_loc": (_INT32, ()),
-    "input_embeds": (torch.float32, (1,)),
-    "encoder_lens": (_INT64, ()),
-    "mamba_track_indices": (_INT64, ()),
-    "mamba_track_mask": (torch.bool, ()),
-    "mamba_track_seqlens": (_INT64, ()),
+_Make = Callable[[int], Any]
+
+
+def _zeros(dtype: torch.dtype, *shape: int) -> _Make:
+    return lambda count: torch.zeros(count, *shape, dtype=dtype)
+
+
+# Tensor fields: what makes one of a row count. The contents do not matter to a row count, except
+# for lengths, which `_lengths` rebuilds.
+_TENSORS: dict[str, _Make] = {
+    "input_ids": _zeros(_INT64),
+    "positions": _zeros(_INT64),
+    "out_cache_loc": _zeros(_INT64),
+    "req_pool_indices": _zeros(_INT64),
+    "orig_seq_lens": _zeros(_INT32),
+    "extend_start_loc": _zeros(_INT32),
+    "input_embeds": _zeros(torch.float32, 1),
+    "encoder_lens": _zeros(_INT64),
+    "mamba_track_indices": _zeros(_INT64),
+    "mamba_track_mask": _zeros(torch.bool),
+    "mamba_track_seqlens": _zeros(_INT64),
+    "mrope_positions": lambda count: torch.zeros((3, count), dtype=_INT64),
 }
-_SPEC_TENSORS: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-    "topk_p": (torch.float32, (1,)),
-    "topk_index": (_INT64, (1,)),
-    "hidden_states": (torch.float32, (1,)),
-    "draft_probs": (torch.float32, (1,)),
-    "num_correct_drafts": (_INT32, ()),
-    "num_accept_tokens": (_INT32, ()),
-    "positions": (_INT64, ()),
+_SPEC_TENSORS: dict[str, _Make] = {
+    "topk_p": _zeros(torch.float32, 1),
+    "topk_index": _zeros(_INT64, 1),
+    "hidden_states": _zeros(torch.float32, 1),
+    "draft_probs": _zeros(torch.float32, 1),
+    "num_correct_drafts": _zeros(_INT32),
+    "num_accept_tokens": _zeros(_INT32),
+    "positions": _zeros(_INT64),
 }
+_SPEC_COLUMNS = [(name, f"spec_info.{name}.rows", make) for name, make in _SPEC_TENSORS.items()]
 _SPEC_INTEGERS = ("num_tokens_per_req", "num_tokens_for_logprob_per_req", "draft_token_num")
 _LISTS = ("extend_seq_lens_cpu", "extend_prefix_lens_cpu", "extend_logprob_start_lens_cpu")
 _COUNTS = (
@@ -107,8 +119,9 @@ class BatchBuilder:
         self._when_built = [
             (column, name, setter)
             for column, (name, setter) in self._setters.items()
-            if name not in _CONSTRUCTED and column not in ("seq_lens_cpu.max", "seq_lens_cpu.sum")
+            if name not in _CONSTRUCTED and name != "seq_lens_cpu"
         ]
+        self._values = itemgetter(*(column for column, _, _ in self._when_built))
 
     def build(self, snapshot: Snapshot) -> Any:
         """The batch that a snapshot describes.
@@ -122,12 +135,13 @@ class BatchBuilder:
             batch_size=_plain(snapshot, "batch_size"),
             input_ids=_tensor_field(snapshot, "input_ids"),
             req_pool_indices=_tensor_field(snapshot, "req_pool_indices"),
-            seq_lens=_optional(snapshot, "seq_lens.rows", lambda count: _fit(seq_lens, count)),
+            seq_lens=_on_device(snapshot, seq_lens),
             out_cache_loc=_tensor_field(snapshot, "out_cache_loc"),
             seq_lens_sum=_plain(snapshot, "seq_lens_sum"),
         )
-        for column, name, setter in self._when_built:
-            value = snapshot[column]
+        if not _nothing_to_set(snapshot["seq_lens_cpu.rows"], "seq_lens_cpu"):
+            batch.seq_lens_cpu = _mirror(snapshot, seq_lens)
+        for value, (_, name, setter) in zip(self._values(snapshot), self._when_built, strict=True):
             # A fresh batch holds None already, and results that SGLang has yet to make.
             if value is not None and not _nothing_to_set(value, name):
                 setter(batch, name, snapshot)
@@ -159,7 +173,6 @@ class BatchBuilder:
             "extend_seq_lens": _set_extend,
             "extend_prefix_lens": _set_extend,
             "lora_ids": _set_lora,
-            "mrope_positions": _set_mrope,
             "attn_cp_metadata": _forget_shard,
             "global_num_tokens_gpu": _set_device_counts,
             "forward_mode": self._set_mode,
@@ -201,12 +214,12 @@ class BatchBuilder:
         if kind is None:
             raise self._capabilities.missing(f"speculative input {name}", f"a class {name}")
         made = _bare(kind, snapshot)
-        for field, (dtype, shape) in _SPEC_TENSORS.items():
-            value = snapshot.get(f"spec_info.{field}.rows", Absent.NOT_OBSERVED)
+        for field, column, make in _SPEC_COLUMNS:
+            value = snapshot.get(column, Absent.NOT_OBSERVED)
             if value is None:
                 setattr(made, field, None)
             elif isinstance(value, int):
-                setattr(made, field, torch.zeros((value, *shape), dtype=dtype))
+                setattr(made, field, make(value))
         return made
 
 
@@ -238,6 +251,8 @@ def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> S
 
 def _nothing_to_set(value: Value, name: str) -> bool:
     """No such attribute in the recorded release, or a result that was not there yet."""
+    if value.__class__ is not Absent:
+        return False
     return value is Absent.NO_ATTRIBUTE or (value is Absent.NOT_OBSERVED and name in _RESULTS)
 
 
@@ -256,13 +271,12 @@ def _bare(kind: Any, snapshot: Snapshot) -> Any:
         for name in _SPEC_INTEGERS
         if isinstance(snapshot.get(f"spec_info.{name}"), int)
     }
-    fields = getattr(kind, "__dataclass_fields__", {})
-    required = {
-        name: None
-        for name, field in fields.items()
-        if field.init and _has_no_default(field) and name not in integers
-    }
-    made = kind(**required, **{name: value for name, value in integers.items() if name in fields})
+    if kind not in _FIELDS:
+        _FIELDS[kind] = _fields(kind)
+    fields, required = _FIELDS[kind]
+    given = dict.fromkeys(required)
+    given.update({name: value for name, value in integers.items() if name in fields})
+    made = kind(**given)
     for name, value in integers.items():
         # Some releases derive one width from the other when the object is made.
         if name in fields:
@@ -270,23 +284,28 @@ def _bare(kind: Any, snapshot: Snapshot) -> Any:
     return made
 
 
-def _has_no_default(field: Any) -> bool:
-    import dataclasses
+# Of a class of speculative input: all its fields, and those that its constructor must be given.
+_FIELDS: dict[Any, tuple[frozenset[str], tuple[str, ...]]] = {}
 
+
+def _fields(kind: Any) -> tuple[frozenset[str], tuple[str, ...]]:
+    fields = getattr(kind, "__dataclass_fields__", {})
     missing = dataclasses.MISSING
-    return field.default is missing and field.default_factory is missing
+    required = [
+        name
+        for name, field in fields.items()
+        if field.init and field.default is missing and field.default_factory is missing
+    ]
+    return frozenset(fields), tuple(required)
 
 
 def _tensor_field(snapshot: Snapshot, name: str) -> Any:
-    dtype, shape = _TENSORS[name]
-    return _optional(
-        snapshot, f"{name}.rows", lambda count: torch.zeros((count, *shape), dtype=dtype)
-    )
+    return _optional(snapshot, f"{name}.rows", _TENSORS[name])
 
 
-def _optional(snapshot: Snapshot, column: str, make: Callable[[int], Any]) -> Any:
+def _optional(snapshot: Snapshot, column: str, make: _Make) -> Any:
     value = snapshot.get(column, Absent.NOT_OBSERVED)
-    if isinstance(value, int):
+    if value.__class__ is int:
         return make(value)
     if value is None:
         return None
@@ -344,14 +363,21 @@ def spread(count: int, total: int, longest: int) -> list[int]:
 
 
 def _fit(values: Sequence[int], count: int) -> Any:
-    listed = list(values[:count]) + [1] * max(count - len(values), 0)
-    return torch.tensor(listed, dtype=_INT64)
+    listed = values if len(values) == count else [*values[:count]] + [1] * (count - len(values))
+    return torch.from_numpy(np.array(listed, dtype=np.int64))
+
+
+def _on_device(snapshot: Snapshot, values: list[int]) -> Any:
+    return _optional(snapshot, "seq_lens.rows", lambda count: _fit(values, count))
+
+
+def _mirror(snapshot: Snapshot, values: list[int]) -> Any:
+    return _optional(snapshot, "seq_lens_cpu.rows", lambda count: _fit(values, count))
 
 
 def _set_seq_lens(batch: Any, name: str, snapshot: Snapshot) -> None:
     values = _lengths(snapshot)
-    batch.seq_lens = _optional(snapshot, "seq_lens.rows", lambda count: _fit(values, count))
-    batch.seq_lens_cpu = _optional(snapshot, "seq_lens_cpu.rows", lambda count: _fit(values, count))
+    batch.seq_lens, batch.seq_lens_cpu = _on_device(snapshot, values), _mirror(snapshot, values)
 
 
 def _set_extend(batch: Any, name: str, snapshot: Snapshot) -> None:
@@ -360,7 +386,7 @@ def _set_extend(batch: Any, name: str, snapshot: Snapshot) -> None:
 
     def make(count: int) -> Any:
         listed = known[:count] + [0] * max(count - len(known), 0)
-        return torch.tensor(listed, dtype=_INT32)
+        return torch.from_numpy(np.array(listed, dtype=np.int32))
 
     setattr(batch, name, _optional(snapshot, f"{name}.rows", make))
 
@@ -373,12 +399,6 @@ def _forget_shard(batch: Any, name: str, snapshot: Snapshot) -> None:
     """A runner shards a copy of the batch; only SGLang can make what the copy then holds."""
     if snapshot["attn_cp_metadata.rows"] is None and hasattr(batch, name):
         batch.attn_cp_metadata = None
-
-
-def _set_mrope(batch: Any, name: str, snapshot: Snapshot) -> None:
-    batch.mrope_positions = _optional(
-        snapshot, "mrope_positions.rows", lambda count: torch.zeros((3, count), dtype=_INT64)
-    )
 
 
 def _set_device_counts(batch: Any, name: str, snapshot: Snapshot) -> None:

@@ -9,13 +9,17 @@ replayed value stays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
+from operator import itemgetter, ne
 from typing import Any
 
+from padtrace.recording import schema
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Snapshot, Value
 from padtrace.replay.worker.batches import BatchBuilder
 
-_UNKNOWN = object()
+_NAMES = schema.SNAPSHOT.names()
+_VALUES = itemgetter(*_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +41,24 @@ class OutsideEdits:
     def after(self, recorded_exit: Snapshot | None) -> None:
         """An event ended; the recording observed the batch then."""
         if recorded_exit is not None:
-            self.recorded = dict(recorded_exit)
+            self.recorded = recorded_exit
 
     def after_unobserved(self, changed: Snapshot) -> None:
         """An event ended whose end no one observed: assume it did what the replay did."""
-        if self.recorded is not None:
-            self.recorded.update(changed)
+        if self.recorded is not None and changed:
+            self.recorded = {**self.recorded, **changed}
 
     def before(self, batch: Any, recorded_entry: Snapshot | None, index: int) -> None:
         """Apply to `batch` what changed since the last recorded state."""
-        if recorded_entry is None:
+        # Equal snapshots are one row of the recording, hence one object.
+        if recorded_entry is None or recorded_entry is self.recorded:
             return
         if self.recorded is not None:
-            changed: Snapshot = {
-                name: value
-                for name, value in recorded_entry.items()
-                if not isinstance(value, Absent)
-                and value != self.recorded.get(name, _UNKNOWN)
-                and not isinstance(self.recorded.get(name), Absent)
-                and name in self.recorded
-            }
+            changed = _changed(self.recorded, recorded_entry)
             self._apply(batch, recorded_entry, changed, index)
-        self.recorded = {**(self.recorded or {}), **recorded_entry}
+        self.recorded = recorded_entry
 
-    def _apply(self, batch: Any, entry: Snapshot, changed: Snapshot, index: int) -> None:
+    def _apply(self, batch: Any, entry: Snapshot, changed: list[str], index: int) -> None:
         if any(name.startswith("spec_info") for name in changed):
             batch.spec_info = self._builder.spec_info(entry)
         for name in changed:
@@ -69,7 +67,19 @@ class OutsideEdits:
             self.edits.append(Edit(index, name))
 
 
+def _changed(before: Snapshot, after: Snapshot) -> list[str]:
+    """The columns that were observed in both, and differ."""
+    names = compress(_NAMES, map(ne, _VALUES(before), _VALUES(after)))
+    return [
+        name
+        for name in names
+        if not isinstance(before[name], Absent) and not isinstance(after[name], Absent)
+    ]
+
+
 def changes(before: Value, after: Snapshot) -> Snapshot:
     """The columns in which two snapshots differ, with the values of the second."""
     assert isinstance(before, dict)
+    if before is after:
+        return {}
     return {name: value for name, value in after.items() if before.get(name) != value}

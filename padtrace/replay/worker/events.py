@@ -13,8 +13,9 @@ _PLACES = {
     }
     for kind in schema.EVENT_KINDS
 }
+_OWN = {kind: tuple(places)[len(HEADER) :] for kind, places in _PLACES.items()}
 _INTEGERS = (schema.ColumnType.INT, schema.ColumnType.BOOL)
-_ENTER_AT = HEADER.index("enter_seq")
+_ENTER_AT, _PARENT_AT = HEADER.index("enter_seq"), HEADER.index("parent")
 
 
 class RecordedEvent:
@@ -60,19 +61,25 @@ class RecordedEvent:
 
     def snapshot(self, name: str) -> Snapshot | None:
         """A snapshot of which something was observed, otherwise None."""
-        value = self[name]
-        if not isinstance(value, dict) or not isinstance(value["forward_mode"], str):
+        code = self._raw[_PLACES[self.kind][name][0]]
+        if code <= HIGHEST_ABSENT_CODE:
             return None
-        return value
+        value = self._recording.snapshot(code)
+        return value if isinstance(value["forward_mode"], str) else None
 
     def own(self) -> dict[str, Value]:
         """Every column that is not of the header."""
-        return {name: self[name] for name in list(_PLACES[self.kind])[len(HEADER) :]}
+        return {name: self[name] for name in _OWN[self.kind]}
 
     @property
     def entered(self) -> int:
         """Its place in the order of the process."""
         return max(self._raw[_ENTER_AT], 0)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """`enter_seq` and `parent` as they are stored."""
+        return self._raw[_ENTER_AT], self._raw[_PARENT_AT]
 
     def header_codes(self) -> list[int]:
         """The header's columns as they are stored, strings by their number in the recording."""

@@ -43,11 +43,11 @@ class Group:
     def tree(self) -> list[Node]:
         """The outermost events, the others nested in them."""
         nodes = [Node(index, event) for index, event in enumerate(self.events)]
-        by_enter = {node.event.integer("enter_seq"): node for node in nodes}
+        places = [event.place for event in self.events]
+        by_enter = {enter: node for (enter, _), node in zip(places, nodes, strict=True)}
         roots: list[Node] = []
-        for node in nodes:
-            parent = node.event.integer("parent")
-            holder = by_enter.get(parent) if parent is not None else None
+        for node, (_, parent) in zip(nodes, places, strict=True):
+            holder = by_enter.get(parent) if parent > HIGHEST_ABSENT_CODE else None
             (roots if holder is None or holder is node else holder.children).append(node)
         return roots
 

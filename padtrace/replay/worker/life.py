@@ -62,13 +62,20 @@ class BatchLife:
                 self.visit(node)
         except BatchEndedError:
             reason = "an earlier event of the batch raised"
-        done = {outcome.index for outcome in self._result.outcomes} | self._skipped
-        for node in _flatten(roots):
-            if node.index not in done and node.event.kind != "error":
-                self._result.skip(reason or f"{node.event.kind}: where it is nested")
+        self._count_undone(roots, reason)
         # The handlers refer back to this object; without them it goes when its batch is done.
         self._handlers.clear()
         return self._result
+
+    def _count_undone(self, nodes: list[Node], reason: str) -> None:
+        """Count the events that nothing was done about."""
+        done = {outcome.index for outcome in self._result.outcomes} | self._skipped
+        waiting = nodes[::-1]
+        while waiting:
+            node = waiting.pop()
+            if node.index not in done and node.event.kind != "error":
+                self._result.skip(reason or f"{node.event.kind}: where it is nested")
+            waiting += reversed(node.children)
 
     def visit(self, node: Node) -> None:
         """Replay one event and what is nested in it."""
@@ -242,8 +249,4 @@ def _before_scaling(schedule: Any) -> dict[str, Value]:
 
 
 def _copied(counts: Any) -> list[int] | None:
-    return None if counts is None else [int(count) for count in counts]
-
-
-def _flatten(nodes: list[Node]) -> list[Node]:
-    return [found for node in nodes for found in (node, *_flatten(node.children))]
+    return None if counts is None else [*map(int, counts)]

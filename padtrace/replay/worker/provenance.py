@@ -132,11 +132,13 @@ class Provenance:
             result = original(value, by)
             if not self.enabled or isinstance(result, bool) or not isinstance(result, int):
                 return result
-            chain = chain_of(value)
-            if result == value and int(by) == 1:
-                return Traced.of(result, chain)
-            label = _argument_name(sys._getframe(1))
-            return Traced.of(result, (*chain, f"{name}({label}={int(by)}) -> {int(result)}"))
+            chain = value.chain if value.__class__ is Traced else chain_of(value)
+            if result != value or by != 1:
+                label = _argument_name(sys._getframe(1))
+                chain = (*chain, f"{name}({label}={int(by)}) -> {int(result)}")
+            traced = Traced(result)
+            traced.chain = chain
+            return traced
 
         return wrapper
 

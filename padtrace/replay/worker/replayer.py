@@ -165,6 +165,8 @@ class Replayer:
             return number + bisect.bisect_left(inserted, number) if inserted else number
 
         answered.sort(key=lambda pair: (pair[0].entered, pair[1].kind == "error"))
+        add, keep = self._builder.add_encoded, self._keep_chains
+        chains = self._release.provenance.enabled
         for event, outcome in answered:
             header = event.header_codes()
             for place in _STRINGS_AT:
@@ -176,8 +178,9 @@ class Replayer:
                 header[_ENTER_AT] += 1
             if not outcome.ended:
                 header[_EXIT_AT] = NOT_OBSERVED_CODE
-            self._builder.add_encoded(outcome.kind, header, self._by_row(outcome.values))
-            self._keep_chains(process, header[_ENTER_AT], outcome)
+            add(outcome.kind, header, self._by_row(outcome.values))
+            if chains and outcome.chains:
+                keep(process, header[_ENTER_AT], outcome)
 
     def _string(self, code: int) -> int:
         """The number of a recorded string in the new file."""
@@ -200,8 +203,6 @@ class Replayer:
         return values
 
     def _keep_chains(self, process: int, enter: int, outcome: Outcome) -> None:
-        if not self._release.provenance.enabled:
-            return
         for column, chain in outcome.chains.items():
             if len(self._chains) < MAX_CHAINS:
                 index = self._chain_texts.setdefault(chain, len(self._chain_texts))
