@@ -84,9 +84,7 @@ def _serve(release: Any, request: protocol.ReplayRequest, outgoing: BinaryIO) ->
     release.provenance.enabled = request.chains
     try:
         recording = from_bytes(request.recording, "the recording sent to the worker")
-        replayer = Replayer(release, recording, progress, request.kernels)
-        replayed = replayer.replay()
-        replayed.coverage["replay"]["kernel"] = replayer._launches.summary()
+        replayed = Replayer(release, recording, progress, request.kernels).replay()
         protocol.send(outgoing, protocol.Done(recording=to_bytes(replayed)))
     except PadtraceError as error:
         _fail(outgoing, error)

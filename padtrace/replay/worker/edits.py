@@ -48,15 +48,17 @@ class OutsideEdits:
         if self.recorded is not None and changed:
             self.recorded = {**self.recorded, **changed}
 
-    def before(self, batch: Any, recorded_entry: Snapshot | None, index: int) -> None:
-        """Apply to `batch` what changed since the last recorded state."""
+    def before(self, batch: Any, recorded_entry: Snapshot | None, index: int) -> bool:
+        """Apply to `batch` what changed since the last recorded state; whether anything did."""
         # Equal snapshots are one row of the recording, hence one object.
         if recorded_entry is None or recorded_entry is self.recorded:
-            return
+            return False
+        changed: list[str] = []
         if self.recorded is not None:
             changed = _changed(self.recorded, recorded_entry)
             self._apply(batch, recorded_entry, changed, index)
         self.recorded = recorded_entry
+        return bool(changed)
 
     def _apply(self, batch: Any, entry: Snapshot, changed: list[str], index: int) -> None:
         if any(name.startswith("spec_info") for name in changed):

@@ -39,6 +39,7 @@ class BatchLife:
         self.lora_owner: list[Any] | None = None
         self.padded = False
         self.pad_chain: Chain = ()
+        self._seen: Snapshot | None = None
         self._result = LifeResult(edits=self.edits.edits)
         self._skipped: set[int] = set()
         pads, plans = Pads(self), Plans(self)
@@ -102,15 +103,24 @@ class BatchLife:
             # A batch whose making was not recorded is rebuilt from the first look at it.
             self._build(node, snapshot)
             self.edits.after(snapshot)
-        self.edits.before(self.batch, snapshot, node.index)
+        if self.edits.before(self.batch, snapshot, node.index):
+            self.touched()
 
     def take(self) -> Snapshot:
-        return self.site.snapshots.take(self.batch)
+        """The batch as it is now; taken anew only after something that can change it."""
+        if self._seen is None:
+            self._seen = self.site.snapshots.take(self.batch)
+        return self._seen
+
+    def touched(self) -> None:
+        """The batch may have changed since it was looked at."""
+        self._seen = None
 
     def call(
         self, outcome: Outcome, node: Node, name: str, function: Callable[..., Any], *args: Any
     ) -> Any:
         """Call SGLang; an exception of its own ends `outcome` and the batch."""
+        self.touched()
         try:
             return function(*args)
         except PadtraceError:
@@ -125,6 +135,7 @@ class BatchLife:
             self.skip(node, "a batch that was never observed")
             raise BatchEndedError
         self.batch = self.site.builder.build(snapshot)
+        self.touched()
         shared = self.site.capabilities.lora_list_is_shared
         self.lora_owner = self.batch.lora_ids if shared else None
 
@@ -142,6 +153,7 @@ class BatchLife:
             self.skip(node, "a batch that was never observed")
             raise BatchEndedError
         batch = self.batch
+        self.touched()
         batch.global_num_tokens_cpu = batch.global_num_tokens_gpu = None
         batch.original_global_num_tokens_cpu = batch.global_num_tokens_for_logprob_cpu = None
         schedule = schedule_batch(node.event, batch, self.lora_owner)
@@ -195,6 +207,7 @@ class BatchLife:
         if mark is not None:
             equivalent = node.event.integer("replan_equivalent")
             mark(replan_equivalent=bool(equivalent))
+            self.touched()
             values = {
                 "replan_equivalent": equivalent,
                 "planned_bs": self.batch.forward_metadata_planned_bs,

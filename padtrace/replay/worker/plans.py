@@ -63,6 +63,7 @@ class Plans:
         recorded = None if entry is None else entry["attn_cp_metadata.rows"]
         if isinstance(recorded, int) and batch.attn_cp_metadata is None:
             self._life.site.sharding.prepare(batch)
+            self._life.touched()
 
     def _no_plan(self, node: Node, function: str) -> str | None:
         """Why this plan is not replayed, if it is not."""

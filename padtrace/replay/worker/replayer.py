@@ -117,17 +117,20 @@ class Replayer:
         self, process: int, facts: Facts, groups: list[Group], done: int, total: int
     ) -> int:
         capabilities = self._release.capabilities
-        seen: dict[tuple[object, ...], LifeResult] = {}
+        # Equal groups are one life.
+        numbers: dict[tuple[object, ...], int] = {}
+        results: list[LifeResult] = []
         answered: list[tuple[RecordedEvent, Outcome]] = []
         with Topology(capabilities, facts).active() as topology:
             self._prepare(groups)
             site = Site(capabilities, topology, self._release.provenance, self._launches)
             for group in groups:
-                result = seen.get(group.key)
-                if result is None:
-                    result = seen[group.key] = BatchLife(site).run(group.tree())
+                number = numbers.setdefault(group.key, len(results))
+                if number == len(results):
+                    results.append(BatchLife(site).run(group.tree()))
                 else:
                     self._equal += 1
+                result = results[number]
                 answered.extend((group.events[out.index], out) for out in result.outcomes)
                 self._note(process, group.events, result)
                 done += 1
@@ -227,5 +230,6 @@ class Replayer:
             "outside_edit_list": self._edit_list,
             "not_replayed": self._not_replayed,
             "equal_inputs": self._equal,
+            "kernel": self._launches.summary(),
         }
         return coverage

@@ -112,14 +112,15 @@ class SnapshotTaker:
             column, reader = columns[index]
             now[column] = _read(reader, raw[index])
         for index in self._counted:
-            now[columns[index][0]] = _read(rows, raw[index])
+            if raw[index] is not None or self._raw[index] is not None:
+                now[columns[index][0]] = _read(rows, raw[index])
         self._look_at_vectors(raw[self._vectors], now)
         self._look_at_lengths(raw[-1], now)
         spec = self._speculative(raw[-2])
         if spec is not self._told_spec:
             now.update(spec)
             self._told_spec = spec
-        if any(before.get(column, _MISSING) != value for column, value in now.items()):
+        if now and any(before.get(column, _MISSING) != value for column, value in now.items()):
             self._snapshot = before = {**before, **now}
         self._raw = raw
         return before
