@@ -246,13 +246,16 @@ def replay(
     json: Json = False,
 ) -> None:
     """Run the recorded decisions again through real SGLang, compare and check."""
-    from padtrace.explore.rerun import rerun
-    from padtrace.report import json_output, replay_view, verdicts
+    from padtrace.report import replay_view
 
     loaded, reports = _read(recording), _known(known)
     view = replay_view.ReplayView(_console(), quiet=json)
     _refuse_to_overwrite(output, force)
     view.before(loaded, reports, str(recording))
+    # Not before the first line, which they would delay.
+    from padtrace.explore.rerun import rerun
+    from padtrace.report import json_output, verdicts
+
     with view.progress() as progress:
         outcome = rerun(
             loaded,

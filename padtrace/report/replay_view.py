@@ -14,7 +14,7 @@ from rich.text import Text
 from padtrace.contracts.engine import NOTHING_OBSERVED, check
 from padtrace.contracts.known import KnownReports
 from padtrace.recording.model import Recording
-from padtrace.report import differences_view, rows_view, terminal, words
+from padtrace.report import terminal, words
 from padtrace.report.summary import compare_fingerprints, differing_fingerprints, releases
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ class ReplayView:
 
     def after(self, outcome: Outcome, known: KnownReports, path: str, written: Path | None) -> None:
         """What the replay gave, held against the recording."""
+        # Not at the top: the first line need not wait for it.
+        from padtrace.report import rows_view
+
         out, replayed = self.out, outcome.replayed
         name = ", ".join(releases(replayed)) or "the given SGLang"
         out.print(Text(f"replayed on SGLang {name}: {terminal.diagnosis(outcome.report)}"))
@@ -72,6 +75,8 @@ class ReplayView:
         terminal.print_headline(out, outcome.report)
 
     def _compared(self, outcome: Outcome, name: str) -> None:
+        from padtrace.report import differences_view
+
         out, result = self.out, outcome.differences
         if result.compared_values:
             line = f"recorded against replayed: {differences_view.headline(result)}"
