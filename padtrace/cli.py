@@ -563,9 +563,25 @@ def version() -> None:
 
 
 def _read(path: Path) -> Recording:
+    _import_numpy()
     from padtrace.recording.reader import read
 
     return read(path)
+
+
+def _import_numpy() -> None:
+    """Import it without the threads of its linear algebra: they take time, and none is done here.
+
+    The variable is put back, since children inherit it.
+    """
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        return
+    os.environ[name] = "1"
+    try:
+        import numpy  # noqa: F401
+    finally:
+        del os.environ[name]
 
 
 def _save(recording: Recording, path: Path, force: bool) -> int:
