@@ -26,10 +26,12 @@ class Release:
     Attributes:
         name: what messages call it.
         root: folder to put first on the worker's path; None for the interpreter's own SGLang.
+        source: "wheel" of a release, "checkout" (a folder that was named), or "installed".
     """
 
     name: str
     root: Path | None
+    source: str = "checkout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ def resolve(sglang: str | Path | None, recorded: str | None, say: Say) -> Releas
         sglang = recorded
     text = str(sglang)
     if text == INSTALLED:
-        return Release(INSTALLED, None)
+        return Release(INSTALLED, None, INSTALLED)
     found = _VERSION.fullmatch(text)
     if found and not Path(text).exists():
         version = found[1]
-        return Release(version, here(version) or fetch(version, say=say))
+        return Release(version, here(version) or fetch(version, say=say), "wheel")
     return Release(text, _root_of(Path(text).expanduser()))
 
 

@@ -149,6 +149,7 @@ def replay(
     worker = worker_for(sglang, recorded_release(recording), tell)
     replayed = worker.replay(recording, kernels=kernels, chains=chains, progress=tell)
     fingerprints.restate(replayed, worker.release.root)
+    replayed.about["sglang_source"] = worker.release.source
     return replayed
 
 

@@ -295,3 +295,15 @@ def test_a_forger_without_change_is_read() -> None:
     read = reader.from_bytes(_resealed(lambda tensors, texts: None), "resealed")
     assert isinstance(read, Recording)
     assert list(read.events()) == list(small_recording().events())
+
+
+def test_a_snapshot_whose_list_was_edited_is_another_row() -> None:
+    builder = RecordingBuilder({"source": "made"})
+    counts = [3, 1]
+    first = builder.snapshot_row({"batch_size": 2, "global_num_tokens_cpu": counts})
+    counts[0] = 4
+    second = builder.snapshot_row({"batch_size": 2, "global_num_tokens_cpu": counts})
+    third = builder.snapshot_row({"batch_size": 2})
+    recording = builder.finish()
+    held = [recording.snapshot(row)["global_num_tokens_cpu"] for row in (first, second, third)]
+    assert held == [[3, 1], [4, 1], Absent.NOT_OBSERVED]

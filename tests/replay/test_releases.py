@@ -73,8 +73,8 @@ def test_a_release_is_fetched_once_verified_and_removed(index: Path) -> None:
 
     wheel.unlink()
     assert releases.fetch("9.9.9") == folder
-    assert releases.resolve("9.9.9", None, _silent) == Release("9.9.9", folder)
-    assert releases.resolve(None, "9.9.9", _silent) == Release("9.9.9", folder)
+    assert releases.resolve("9.9.9", None, _silent) == Release("9.9.9", folder, "wheel")
+    assert releases.resolve(None, "9.9.9", _silent) == Release("9.9.9", folder, "wheel")
     assert releases.cached() == ["9.9.9"]
     releases.verify("9.9.9")
 
@@ -153,7 +153,9 @@ def test_paths_mean_wheels_checkouts_and_packages(tmp_path: Path) -> None:
     assert releases.resolve(wheel, None, _silent).root == wheel
     assert releases.resolve(wheel / "sglang", None, _silent).root == wheel
     assert releases.resolve(checkout, None, _silent).root == checkout / "python"
-    assert releases.resolve("installed", "0.5.18", _silent) == Release("installed", None)
+    assert releases.resolve("installed", "0.5.18", _silent) == Release(
+        "installed", None, "installed"
+    )
 
 
 @pytest.mark.parametrize("text", ["/nowhere/at/all", "latest", "..", "0.5.x"])

@@ -134,7 +134,7 @@ class SnapshotTaker:
             snapshot[column] = _read(reader, value)
         comparable = set(types) <= {list, _NoneType}
         self._vector_types = types if comparable else None
-        self._vector_copies = tuple([v[:] if v and comparable else v for v in vectors])
+        self._vector_copies = tuple([v[:] if v.__class__ is list else v for v in vectors])
 
     def _look_at_lengths(self, lengths: Any, snapshot: Snapshot) -> None:
         """Maximum and sum of the host mirror, a tensor that may be edited in place."""
