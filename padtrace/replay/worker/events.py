@@ -14,7 +14,7 @@ _PLACES = {
     for kind in schema.EVENT_KINDS
 }
 _OWN = {kind: tuple(places)[len(HEADER) :] for kind, places in _PLACES.items()}
-_INTEGERS = (schema.ColumnType.INT, schema.ColumnType.BOOL)
+_INT, _BOOL = schema.ColumnType.INT, schema.ColumnType.BOOL
 _ENTER_AT, _PARENT_AT = HEADER.index("enter_seq"), HEADER.index("parent")
 
 
@@ -33,7 +33,7 @@ class RecordedEvent:
         code = self._raw[place]
         if code <= HIGHEST_ABSENT_CODE:
             return value_of(code)
-        if column_type in _INTEGERS:
+        if column_type is _INT or column_type is _BOOL:
             return code
         recording = self._recording
         if column_type is schema.ColumnType.STRING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from padtrace.recording import schema
-from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE
+from padtrace.recording.absent import ABSENT_CODES, HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE
 from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.facts import Facts, view
 from padtrace.recording.model import Recording, Value
@@ -88,7 +88,7 @@ class Replayer:
         self._equal = 0
         # Most events meet the batch as the one before left it.
         self._last_snapshot: tuple[Any, int] = (None, 0)
-        self._strings: dict[int, int] = {}
+        self._strings: dict[int, int] = {code: code for code in ABSENT_CODES}
         self._chains: dict[str, int] = {}
         self._chain_texts: dict[Chain, int] = {}
 
@@ -169,11 +169,12 @@ class Replayer:
 
         answered.sort(key=lambda pair: (pair[0].entered, pair[1].kind == "error"))
         add, keep = self._builder.add_encoded, self._keep_chains
-        chains = self._release.provenance.enabled
+        chains, strings = self._release.provenance.enabled, self._strings
         for event, outcome in answered:
             header = event.header_codes()
             for place in _STRINGS_AT:
-                header[place] = self._string(header[place])
+                known = strings.get(header[place])
+                header[place] = self._string(header[place]) if known is None else known
             for place in (_ENTER_AT, _EXIT_AT, _PARENT_AT):
                 header[place] = moved(header[place])
             if outcome.kind == "error":
@@ -186,13 +187,9 @@ class Replayer:
                 keep(process, header[_ENTER_AT], outcome)
 
     def _string(self, code: int) -> int:
-        """The number of a recorded string in the new file."""
-        if code <= HIGHEST_ABSENT_CODE:
-            return code
-        found = self._strings.get(code)
-        if found is None:
-            text = self._recording.strings[code]
-            found = self._strings[code] = self._builder.string_code(text)
+        """The number of a recorded string in the new file, when it is first met."""
+        text = self._recording.strings[code]
+        found = self._strings[code] = self._builder.string_code(text)
         return found
 
     def _by_row(self, values: dict[str, Value]) -> dict[str, Value]:
