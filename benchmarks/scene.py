@@ -340,7 +340,7 @@ class _Rehearsal:
             can_run_dp_cuda_graph=True,
             can_run_decode_cuda_graph=True,
         )
-        script = Script(planned.kind, self._is_early(planned), dict(batch.__dict__), schedule)
+        script = Script(planned.kind, self._is_early(planned), _as_made(batch), schedule)
         script.made["script"] = batch.script = script
         schedule.script = script
         script.spec = batch.spec_info or SimpleNamespace()
@@ -408,6 +408,13 @@ class _Rehearsal:
         script.unpad = _changes(batch, lambda: batch.post_forward_mlp_sync_batch(output))
         script.spec_unpad = _others(before, script.spec)
         script.logits_after = dict(output.__dict__)
+
+
+def _as_made(batch: Any) -> dict[str, Any]:
+    """The attributes in the order in which the dataclass's own constructor sets them."""
+    held = batch.__dict__
+    ordered = {name: held[name] for name in type(batch).__dataclass_fields__ if name in held}
+    return {**ordered, **held}
 
 
 def _changes(batch: Any, run: Callable[[], Any]) -> dict[str, Any]:

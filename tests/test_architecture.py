@@ -26,7 +26,8 @@ INSIDE_SERVER = {
     "record/plugin", "record/targets", "record/hooks", "record/state", "record/snapshots",
     "record/values", "record/probes", "record/install", "record/start", "record/failures",
     "record/imports", "record/ring_format", "record/ring_file", "record/facts_collector",
-    "record/alarm", "record/ring", "record/wire", "record/settings", "record/redact",
+    "record/alarm", "record/ring", "record/wire", "record/native", "record/ring_core",
+    "record/state_core", "record/settings", "record/redact",
     "record/device_values",
 }  # fmt: skip
 SERVER_MAY_IMPORT = {"recording/schema", "recording/absent", "recording/facts", "contracts/rows"}

@@ -51,10 +51,8 @@ class Alarm:
         A batch marked ready is not planned again unless a re-plan is declared equivalent, so its
         plan will meet the padded rows.
         """
-        plan, rows = record.plan, after.scalars[TOKEN_ROWS]
-        will_not_replan = (
-            after.scalars[METADATA_READY] == 1 and after.scalars[REPLAN_EQUIVALENT] != 1
-        )
+        plan, rows = record.plan, after.scalar(TOKEN_ROWS)
+        will_not_replan = after.scalar(METADATA_READY) == 1 and after.scalar(REPLAN_EQUIVALENT) != 1
         if plan is None or rows < 0 or not will_not_replan:
             return
         if not num_splits_agrees(rows, plan.num_splits):

@@ -121,14 +121,13 @@ class ErrorRecorder:
         frames = [state.string(frame) for frame in frames_of(error.__traceback__)]
         frame = state.enter(function, record)
         exit_seq = state.leave(frame)
-        scalars = state.header(frame, exit_seq)
-        scalars += (
+        own = (
             state.string(function),
             state.string(type(error).__name__),
             state.string(message_of(error)),
             len(frames),
         )
-        state.writer.write(ERROR, scalars, frames)
+        state.event(ERROR, frame, exit_seq, own, frames)
         if self._tell is not None:
             self._tell(function, record)
 

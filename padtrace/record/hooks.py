@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from padtrace.record import native
+from padtrace.record.native import HookCore
 from padtrace.record.state import Frame, State
 
 logger = logging.getLogger("padtrace")
@@ -29,16 +31,13 @@ class Probe(Protocol):
     def leave(self, frame: Frame, result: Any) -> None: ...
 
 
-class Hook:
-    """Whether one probe still works, and how often its function was called."""
-
-    __slots__ = ("_state", "alive", "name", "number")
+class Hook(HookCore):
+    """One hooked function: whether its probe still works, and what coverage calls it."""
 
     def __init__(self, state: State, name: str, number: int) -> None:
+        super().__init__(number)
         self._state = state
         self.name = name
-        self.number = number
-        self.alive = True
 
     def lose(self, error: Exception, depth: int) -> None:
         """The probe failed: switch it off and forget what it opened.
@@ -65,6 +64,9 @@ class Hook:
 def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bool]) -> Around:
     """The function to give to SGLang's registry as an AROUND hook."""
     enter, leave = probe.enter, probe.leave
+    if native.compiled is not None:
+        call = native.compiled.Call(hook, state, enter, leave, state.guard.__exit__)
+        return _compiled(call.around, is_compiling)
     running, guard, count, number = state.open, state.guard, state.writer.count, hook.number
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +97,17 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
     return hooked
 
 
+def _compiled(call: Callable[..., Any], is_compiling: Callable[[], bool]) -> Around:
+    """The same by the extension, which torch.compile could not look into."""
+
+    def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        return call(original, args, kwargs)
+
+    return hooked
+
+
 def watching(
     hook: Hook,
     state: State,
@@ -106,8 +119,11 @@ def watching(
 
     `before` gets the arguments of the call, `after` the result and then the arguments.
     """
-    running, count, number = state.open, state.writer.count, hook.number
     watch = Watch(state, hook.name)
+    if native.compiled is not None:
+        call = native.compiled.Call(hook, state, before, after, watch.__exit__)
+        return _compiled(call.watch, is_compiling)
+    running, count, number = state.open, state.writer.count, hook.number
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():

@@ -1,6 +1,61 @@
-"""The hot classes of the recorder: compiled where the extension was built, else plain Python."""
+"""The hot classes of the recorder: compiled where the extension was built, else plain Python.
+
+The extension is optional: without a C compiler an installation goes on without it, and so does one
+with `PADTRACE_NATIVE=0`. Both write the same records; the compiled ones cost a fraction.
+"""
 
 from __future__ import annotations
 
-from padtrace.record.ring_core import RingCore as RingCore
-from padtrace.record.ring_core import Snapshot as Snapshot
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from padtrace.record import ring_core, state_core, wire
+from padtrace.record import ring_format as form
+from padtrace.recording import absent
+
+VARIABLE = "PADTRACE_NATIVE"
+
+_LAYOUT = (
+    1,  # VERSION in the extension
+    form.SLOT_BYTES,
+    form.SLOT_HEAD.size,
+    form.COUNTERS_OFFSET,
+    form.HOOKS_OFFSET,
+    form.STATIC_OFFSET,
+    form.MAX_HOOKS,
+    form.MAX_CHAIN,
+    wire.MAX_SCALARS,
+    *(form.COUNTER[name] for name in ("events", "updates", "refused", "forwards")),
+    *(wire.kind_index(kind) for kind in ("forward", "error", wire.SNAPSHOT)),
+    absent.NONE_CODE,
+    absent.NO_ATTRIBUTE_CODE,
+    absent.NOT_OBSERVED_CODE,
+)
+
+
+def _compiled() -> Any:
+    """The extension, or None: not built, not wanted, built for another layout, or no GIL."""
+    if os.environ.get(VARIABLE) == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    try:
+        from padtrace.record import _native  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+    return _native if _native.LAYOUT == _LAYOUT else None
+
+
+compiled: Any = _compiled()
+
+if TYPE_CHECKING or compiled is None:
+    Frame = state_core.Frame
+    HookCore = state_core.HookCore
+    RingCore = ring_core.RingCore
+    Snapshot = ring_core.Snapshot
+    StateCore = state_core.StateCore
+else:
+    Frame = compiled.Frame
+    HookCore = compiled.HookCore
+    RingCore = compiled.RingCore
+    Snapshot = compiled.Snapshot
+    StateCore = compiled.StateCore

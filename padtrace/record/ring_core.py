@@ -48,6 +48,10 @@ class Snapshot:
         self.values = values
         self.reference = -1
 
+    def scalar(self, place: int) -> int:
+        """One of the scalars."""
+        return self.scalars[place]
+
 
 class RingCore:
     """Puts records into the slots of a mapped ring; safe to call from several threads.

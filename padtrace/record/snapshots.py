@@ -8,11 +8,13 @@ since SGLang edits them in place. Nothing here reads a value of a device tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 from operator import attrgetter, is_not, itemgetter
 from typing import Any
 
+from padtrace.record import native
 from padtrace.record.native import Snapshot
 from padtrace.record.values import (
     NO_LENGTHS,
@@ -55,6 +57,8 @@ _COUNTED = ("lora_ids.rows", "tbo_children")
 _REFRESH = 64
 _MISSING = object()
 _ODD = object()
+_INTEGERS = {int}
+_LIMIT = 1 << 63
 
 
 class Look:
@@ -81,7 +85,7 @@ class Look:
 class _SpecReader:
     """Reads the columns `spec_info.*` of one class of speculative input."""
 
-    __slots__ = ("codes", "converters", "get", "places")
+    __slots__ = ("codes", "converters", "get", "names", "places")
 
     def __init__(self, sample: Any, string: Callable[[str], int]) -> None:
         missing = NONE_CODE if sample is None else NO_ATTRIBUTE_CODE
@@ -99,6 +103,7 @@ class _SpecReader:
                     self.places.append(place)
                     self.converters.append(rows_of if name.endswith(".rows") else integer_of)
         # The class makes a change of it show, and a tuple of even one attribute or none.
+        self.names = names
         self.get = attrgetter("__class__", "__class__", *names)
 
     def fill(self, scalars: list[int], raw: tuple[Any, ...]) -> None:
@@ -116,7 +121,14 @@ def attribute_of(column: str, there: Collection[str]) -> str:
 
 
 class SnapshotTaker:
-    """Takes snapshots of ForwardBatch objects and of what SGLang passes in their place."""
+    """Takes snapshots of ForwardBatch objects and of what SGLang passes in their place.
+
+    Attributes:
+        take: the snapshot of a batch; the very same object as last time if nothing changed. Any
+            object with some of the attributes will do; a partial one takes longer.
+        forget: lets go of the objects of the last looks, so that no tensor lives longer than
+            without us.
+    """
 
     def __init__(
         self, forward_batch_class: type, string: Callable[[str], int], cp_rank: Callable[[], int]
@@ -159,6 +171,45 @@ class SnapshotTaker:
         self._nothing = self._start = self._nothing_seen(len(vectors), len(counted))
         self._looks = [self._start, self._start]
         self._last = self._forwards = 0
+        self.take: Callable[[Any], Snapshot] = self._take
+        self.forget: Callable[[], None] = self._forget
+        if native.compiled is not None:
+            looker = self._compiled(native.compiled)
+            self.take, self.forget = looker.take, looker.forget
+
+    def _compiled(self, module: Any) -> Any:
+        """What takes snapshots in the place of this object, where the extension is there."""
+        pairs: list[tuple[int, int]] = []
+        for place, convert in zip(self._places, self._converters, strict=True):
+            column = schema.SNAPSHOT.columns[place]
+            conversion = _conversion(convert)
+            if column.name in _VECTORS:
+                conversion = module.VECTOR
+            elif column.name in _COUNTED:
+                conversion = module.COUNTED
+            elif column.type is schema.ColumnType.STRING:
+                conversion = module.NAME
+            pairs.append((place, conversion))
+
+        def describe(spec: Any) -> tuple[tuple[Any, ...], ...]:
+            reader = self._spec_reader(spec)
+            kinds = map(_conversion, reader.converters)
+            spec_pairs = tuple(zip(reader.places, kinds, strict=True))
+            codes = tuple(reader.codes.items())
+            return codes, tuple(reader.names), spec_pairs, tuple(reader.converters)
+
+        return module.Looker(
+            names=tuple(self._attributes),
+            pairs=tuple(pairs),
+            converters=tuple(self._converters),
+            blank=self._blank,
+            mirror=self._mirror,
+            lengths=(_MAX, _SUM),
+            tensor_type=_tensor_type(),
+            lengths_of=lengths_of,
+            partial=self._take_partial,
+            describe=describe,
+        )
 
     def _nothing_seen(self, vectors: int, counted: int) -> Look:
         """What the first look starts from: an object in which everything is None."""
@@ -176,8 +227,7 @@ class SnapshotTaker:
         reader.fill(scalars, nothing.spec_raw)
         return nothing
 
-    def forget(self) -> None:
-        """Let go of the objects of the last looks, so that no tensor lives longer than before."""
+    def _forget(self) -> None:
         if self._forwards % _REFRESH == 0:
             self._start = self._usual(self._looks[self._last])
         self._forwards += 1
@@ -200,11 +250,7 @@ class SnapshotTaker:
         usual.raw = tuple(raw)
         return usual
 
-    def take(self, batch: Any) -> Snapshot:
-        """The snapshot of a batch; the very same object as last time if nothing changed.
-
-        Any object with some of the attributes will do; a partial one takes longer.
-        """
+    def _take(self, batch: Any) -> Snapshot:
         fields = batch.__dict__
         try:
             raw = self._get(fields)
@@ -342,6 +388,41 @@ class SnapshotTaker:
         return integer_of(counts[rank]) if counts and rank < len(counts) else NOT_OBSERVED_CODE
 
 
+def compiled_reader(
+    attributes: Sequence[str], places: Sequence[int], converters: Sequence[Convert], width: int
+) -> Callable[[Any, list[int]], None]:
+    """Reads attributes of one class of objects into places of a list, by the extension.
+
+    Args:
+        width: length of the list at least.
+    """
+    looker = native.compiled.Looker(
+        names=tuple(attributes),
+        pairs=tuple(zip(places, map(_conversion, converters), strict=True)),
+        converters=tuple(converters),
+        blank=[0] * width,
+        mirror=0,
+        lengths=(0, 0),
+        tensor_type=_tensor_type(),
+        lengths_of=None,
+        partial=None,
+        describe=None,
+    )
+    read: Callable[[Any, list[int]], None] = looker.read
+    return read
+
+
+def _conversion(convert: Convert) -> int:
+    """What the extension calls a conversion."""
+    module = native.compiled
+    known: dict[Convert, int] = {rows_of: module.ROWS, integer_of: module.INTEGER}
+    return known.get(convert, int(module.ANY))
+
+
+def _tensor_type() -> Any:
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
 def _copy(vector: Any) -> Any:
     """A list of integers by content; anything else but None is not looked into."""
     if vector is None:
@@ -350,4 +431,10 @@ def _copy(vector: Any) -> Any:
 
 
 def _is_integers(value: Any) -> bool:
-    return value.__class__ is list and (not value or value[0].__class__ is int)
+    """A list of plain integers that fit a column, or an empty one."""
+    if value.__class__ is not list:
+        return False
+    if not value:
+        return True
+    plain = value[0].__class__ is int and {*map(type, value)} == _INTEGERS
+    return plain and min(value) >= -_LIMIT and max(value) < _LIMIT

@@ -6,12 +6,13 @@ The functions that are hooked run on the scheduler's thread, so nothing here is 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from padtrace.record.native import Snapshot
+from padtrace.record.native import Frame as Frame
+from padtrace.record.native import StateCore
+from padtrace.record.ring import EventWriter
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.schema import EVENT_KINDS, event_columns
 
@@ -47,22 +48,6 @@ def column_index(kind: str, name: str) -> int:
 
 
 EXIT_SEQ = column_index("forward", "exit_seq")
-
-
-class Writer(Protocol):
-    """The part of the ring's EventWriter that probes use; none of it raises."""
-
-    clock_offset_ns: int
-
-    def string(self, text: str) -> int: ...
-    def facts(self, patch: dict[str, Any]) -> None: ...
-    def write(self, kind: int, scalars: list[int], values: Any = ()) -> None: ...
-    def update(self, kind: int, enter_seq: int, pairs: Any) -> None: ...
-    def hook(self, name: str, status: str, target: str = "", note: str = "") -> int: ...
-    def keep(self, snapshot: Snapshot) -> int: ...
-    def count(self, hook: int, n: int = 1) -> None: ...
-    def lost(self, hook: int, reason: int) -> None: ...
-    def divergence(self, n: int = 1) -> None: ...
 
 
 class BatchRecord:
@@ -125,64 +110,40 @@ class PadNote:
         self.after = after
 
 
-class Frame:
-    """One hooked call that is running: an open event."""
-
-    __slots__ = ("enter_seq", "extra", "failed", "parent", "record", "subject", "t_ns", "title")
-
-    enter_seq: int
-    parent: int
-    t_ns: int
-    record: BatchRecord
-    title: str
-    subject: Any
-    extra: Any
-    failed: Callable[[Frame, bool], None] | None
-
-    def subject_is(self, candidate: Any) -> bool:
-        return self.subject is candidate
-
-
-class State:
+class State(StateCore):
     """See the module. One per process."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: EventWriter) -> None:
+        super().__init__(writer, writer.clock_offset_ns)
         self.writer = writer
         self.string = writer.string
-        self.clock_offset = writer.clock_offset_ns
-        self.seq = 0
-        self.open: list[Frame] = []
         self.batches = 0
         self.forwards = 0
-        self.forward = NOT_OBSERVED_CODE
         self.syncs = 0
         self.rounds = 0
         self.target = writer.string("target")
         self.draft = writer.string("draft")
-        self.phase = self._warmup = writer.string("warmup")
-        self._capture = writer.string("capture")
+        self.phase = self.calm_phase = writer.string("warmup")
+        self.capture_phase = writer.string("capture")
         self._serve = writer.string("serve")
         self._source_sync = writer.string("sync")
         self._source_round = writer.string("round")
-        self.step = 0
         self.step_source = self._source_round
-        self.serving = False
         self.nobody = BatchRecord(NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
         self.nobody.draft_step = NOT_OBSERVED_CODE
         self.guard = Guard(self)
         self.on_error: list[Callable[[BaseException, str, BatchRecord], None]] = []
-        self._capturing: Callable[[], bool] | None = None
 
     def count_sync(self) -> None:
         """The collective that all ranks of a sync group make together was entered."""
         self.syncs = self.step = self.syncs + 1
         self.step_source = self._source_sync
-        self.serving = True
+        self.calm_phase = self._serve
 
     def count_round(self) -> None:
         """`run_batch` was entered; it counts as the step where no collective runs."""
         self.rounds += 1
-        self.serving = True
+        self.calm_phase = self._serve
         if not self.syncs:
             self.step = self.rounds
 
@@ -194,63 +155,9 @@ class State:
         self.batches = number + 1
         return BatchRecord(number, worker, owner)
 
-    def known_record(self, forward_batch: Any) -> BatchRecord | None:
-        """The record of this very object, or None if it was not seen yet."""
-        record: BatchRecord | None = getattr(forward_batch, RECORD_ATTRIBUTE, None)
-        if record is not None and record.owner == id(forward_batch):
-            return record
-        return None
-
     def enclosing_record(self) -> BatchRecord:
         """The batch of the innermost open event, or nobody's."""
         return self.open[-1].record if self.open else self.nobody
-
-    def enter(self, title: str, record: BatchRecord) -> Frame:
-        """Open an event nested in the innermost open one."""
-        running = self.open
-        frame = Frame()
-        frame.enter_seq = seq = self.seq
-        self.seq = seq + 1
-        if running:
-            frame.parent = running[-1].enter_seq
-        else:
-            frame.parent = NOT_OBSERVED_CODE
-            self._set_phase()
-        frame.record = record
-        frame.title = title
-        frame.failed = frame.subject = frame.extra = None
-        frame.t_ns = time.monotonic_ns() + self.clock_offset
-        running.append(frame)
-        return frame
-
-    def leave(self, frame: Frame) -> int:
-        """Close an event and everything left open inside it; returns its exit number."""
-        running = self.open
-        if running and running[-1] is frame:
-            running.pop()
-        else:
-            self._abandon(frame)
-        seq = self.seq
-        self.seq = seq + 1
-        return seq
-
-    def header(self, frame: Frame, exit_seq: int) -> list[int]:
-        """The columns every event has, in schema order; seal puts the process in."""
-        record = frame.record
-        return [
-            0,
-            record.worker,
-            record.number,
-            self.forward,
-            record.draft_step,
-            self.step,
-            self.step_source,
-            frame.enter_seq,
-            exit_seq,
-            frame.parent,
-            self.phase,
-            frame.t_ns,
-        ]
 
     def unwind(self, error: BaseException) -> None:
         """An exception left the outermost hooked call: close what is open, innermost first."""
@@ -281,17 +188,14 @@ class State:
                 self.open.pop()
 
     def _set_phase(self) -> None:
-        capturing = self._capturing
-        if capturing is None:
+        if self.capturing is None:
             for name in _CAPTURE_MODULES:
-                capturing = getattr(sys.modules.get(name), "get_is_capture_mode", None)
-                if capturing is not None:
-                    self._capturing = capturing
+                found = getattr(sys.modules.get(name), "get_is_capture_mode", None)
+                if found is not None:
+                    self.capturing = found
                     break
-        if capturing is not None and capturing():
-            self.phase = self._capture
-        else:
-            self.phase = self._serve if self.serving else self._warmup
+        capturing = self.capturing is not None and self.capturing()
+        self.phase = self.capture_phase if capturing else self.calm_phase
 
 
 class Guard:

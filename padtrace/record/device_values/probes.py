@@ -46,8 +46,8 @@ class KeepingLaunchProbe(LaunchProbe):
 
     keeper: Keeper
 
-    def _first(self, seen: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        launch = super()._first(seen, given)
+    def _first(self, seen: tuple[Any, ...], shapes: list[Any], given: dict[str, Any]) -> Any:
+        launch = super()._first(seen, shapes, given)
         self.keeper.launch(launch.frame.enter_seq, given)
         return launch
 

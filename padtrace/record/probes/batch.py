@@ -9,6 +9,12 @@ from padtrace.record.state import BATCH, RECORD_ATTRIBUTE, SYNC, BatchRecord, Fr
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
 
 _MISSING = object()
+_SCHEDULED = (
+    "global_num_tokens",
+    "global_num_tokens_for_logprob",
+    "draft_global_num_tokens",
+    "draft_global_num_tokens_for_logprob",
+)
 
 
 class InitNewProbe:
@@ -40,15 +46,12 @@ class InitNewProbe:
             self._sync.derive(frame.subject, result, record)
         exit_seq = state.leave(frame)
         snapshot = self._context.snap(result)
-        scalars = state.header(frame, exit_seq)
-        scalars += (self._function, self._context.keep(snapshot))
-        self._context.write(BATCH, scalars)
+        own = (self._function, self._context.keep(snapshot))
+        state.event(BATCH, frame, exit_seq, own)
 
     def _failed(self, frame: Frame, observed: bool) -> None:
         exit_seq = exit_number(self._context, frame, observed)
-        scalars = self._state.header(frame, exit_seq)
-        scalars += (self._function, NOT_OBSERVED_CODE)
-        self._context.write(BATCH, scalars)
+        self._state.event(BATCH, frame, exit_seq, (self._function, NOT_OBSERVED_CODE))
 
 
 class SyncProbe:
@@ -88,7 +91,7 @@ class SyncProbe:
         exit_seq: int,
         function: int,
         batch: Any,
-        before: tuple[Any, ...],
+        before: list[Any],
         forward_batch: Any,
     ) -> None:
         counts, logprob_counts, draft_counts, draft_logprob_counts = before
@@ -96,8 +99,7 @@ class SyncProbe:
         source = forward_batch.original_global_num_tokens_cpu
         frame.record.scheduler_counts = source
         values: list[int] = []
-        scalars = self._state.header(frame, exit_seq)
-        scalars.append(function)
+        own = [function]
         for vector in (
             counts,
             held,
@@ -107,35 +109,30 @@ class SyncProbe:
             draft_counts,
             draft_logprob_counts,
         ):
-            scalars.append(_put(vector, values))
-        scalars.append(held is source)
+            if vector.__class__ is list and (not vector or vector[0].__class__ is int):
+                own.append(len(vector))
+                values += vector
+            else:
+                own.append(_missing(vector))
+        own.append(held is source)
         vote = getattr(batch, "can_run_dp_cuda_graph", _MISSING)
         if vote is _MISSING:
             vote = getattr(batch, "can_run_decode_cuda_graph", _MISSING)
-        scalars.append(bool(vote) if isinstance(vote, bool) else NOT_OBSERVED_CODE)
-        self._context.write(SYNC, scalars, values)
+        own.append(bool(vote) if isinstance(vote, bool) else NOT_OBSERVED_CODE)
+        self._state.event(SYNC, frame, exit_seq, own, values)
 
 
-def _copies(batch: Any) -> tuple[Any, ...]:
-    draft: Any = getattr(batch, "draft_global_num_tokens", _MISSING)
-    logprob: Any = getattr(batch, "draft_global_num_tokens_for_logprob", _MISSING)
-    return (
-        list(batch.global_num_tokens) if batch.global_num_tokens is not None else None,
-        list(batch.global_num_tokens_for_logprob)
-        if batch.global_num_tokens_for_logprob is not None
-        else None,
-        draft if draft is None or draft is _MISSING else list(draft),
-        logprob if logprob is None or logprob is _MISSING else list(logprob),
-    )
+def _copies(batch: Any) -> list[Any]:
+    """The scheduler's lists by content, since the call may edit them."""
+    found: list[Any] = []
+    for name in _SCHEDULED:
+        vector: Any = getattr(batch, name, _MISSING)
+        found.append(vector if vector is None or vector is _MISSING else list(vector))
+    return found
 
 
-def _put(vector: Any, values: list[int]) -> int:
-    """Append a vector's values; its length, or why there is none."""
+def _missing(vector: Any) -> int:
+    """Why a vector has no values."""
     if vector is None:
         return NONE_CODE
-    if vector is _MISSING:
-        return NO_ATTRIBUTE_CODE
-    if vector.__class__ is not list or (vector and not isinstance(vector[0], int)):
-        return NOT_OBSERVED_CODE
-    values += vector
-    return len(vector)
+    return NO_ATTRIBUTE_CODE if vector is _MISSING else NOT_OBSERVED_CODE

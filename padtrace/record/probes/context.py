@@ -24,7 +24,7 @@ class Context:
     def __init__(self, state: State, forward_batch_class: type, cp_rank: Callable[[], int]) -> None:
         self.state = state
         self.string = state.string
-        self.write = state.writer.write
+        self.event = state.event
         self.update = state.writer.update
         self.keep = state.writer.keep
         self.forward_batch_class = forward_batch_class
@@ -40,10 +40,10 @@ class Context:
         to the batch of that call. A ForwardBatch met anywhere else that no init_new made (capture,
         warm-up, a child of two-batch overlap) gets a number and a batch event of its own.
         """
-        state = self.state
-        record = state.known_record(batch)
-        if record is not None:
+        record: BatchRecord | None = getattr(batch, RECORD_ATTRIBUTE, None)
+        if record is not None and record.owner == id(batch):
             return record
+        state = self.state
         own = isinstance(batch, self.forward_batch_class)
         child = own and getattr(batch, "tbo_parent_token_range", None) is not None
         if not own or (state.open and not child):
@@ -55,9 +55,7 @@ class Context:
         frame = state.enter("construction", record)
         exit_seq = state.leave(frame)
         snapshot = self.snap(batch)
-        scalars = state.header(frame, exit_seq)
-        scalars += (self._construction, self.keep(snapshot))
-        self.write(BATCH, scalars)
+        self.event(BATCH, frame, exit_seq, (self._construction, self.keep(snapshot)))
         return record
 
 

@@ -58,10 +58,9 @@ class ForwardProbe:
         state.forward = state.forwards
         state.forwards += 1
         snapshot = context.snap(forward_batch)
-        scalars = state.header(frame, NOT_OBSERVED_CODE)
-        mode = snapshot.scalars[MODE]
-        scalars += (context.keep(snapshot), mode, NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
-        context.write(FORWARD, scalars)
+        mode = snapshot.scalar(MODE)
+        own = (context.keep(snapshot), mode, NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
+        state.event(FORWARD, frame, NOT_OBSERVED_CODE, own)
         if self._skip_flag is not None:
             skip = args[0] if args else kwargs.get("skip_attn_backend_init")
             if skip:

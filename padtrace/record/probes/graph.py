@@ -79,13 +79,12 @@ class GraphProbe:
         frame.extra = Choice()
         frame.failed = self._failed
         captured = known.captured
-        scalars = self._state.header(frame, NOT_OBSERVED_CODE)
-        scalars += (
+        own = (
             known.name,
             self._function,
             context.keep(entry),
             known.algorithm,
-            entry.scalars[BATCH_SIZE],
+            entry.scalar(BATCH_SIZE),
             known.width,
             NOT_OBSERVED_CODE if captured is None else len(captured),
             known.limit,
@@ -93,7 +92,7 @@ class GraphProbe:
             NOT_OBSERVED_CODE,
             NOT_OBSERVED_CODE,
         )
-        context.write(GRAPH, scalars, captured or ())
+        self._state.event(GRAPH, frame, NOT_OBSERVED_CODE, own, captured or ())
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:

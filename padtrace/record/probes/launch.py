@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from padtrace.record import native
 from padtrace.record.hooks import Around, Hook
 from padtrace.record.probes.context import Context
 from padtrace.record.probes.plan import note_planned_rows
@@ -33,6 +34,8 @@ _ALIASES = {
     "kv_cache": "k_cache",
     "context_lens": "cache_seqlens",
 }
+# In the place of an argument that was not given: such a call is never known again.
+_NOT_GIVEN = object()
 _SHAPED = ("q", "num_splits", "cache_seqlens", "block_table", "indices", "k_cache")
 _DEEP_GEMM = ("fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata")
 
@@ -74,10 +77,21 @@ class _Launch:
 
     def remember(self, given: dict[str, Any]) -> None:
         """Keep what the next call is compared with; positional calls are compared in full."""
-        self.num_splits = given.get("num_splits", self)
+        self.num_splits = given.get("num_splits", _NOT_GIVEN)
         self.cache_seqlens = given.get("cache_seqlens")
         self.q_shape = _shape(given.get("q"))
         self.indices_shape = _shape(given.get("indices"))
+
+    def remembered(self) -> tuple[Any, ...]:
+        """The same for the extension."""
+        return (
+            self.frame,
+            self.inside,
+            self.num_splits,
+            self.cache_seqlens,
+            self.q_shape,
+            self.indices_shape,
+        )
 
     def same_shapes(self, given: dict[str, Any]) -> bool:
         if given["q"].shape != self.q_shape:
@@ -106,6 +120,7 @@ class LaunchProbe:
         self._launches: list[_Launch] = []
         self._last: _Launch | None = None
         self._now: _Launch | None = None
+        self._repeats: Any = None
 
     def around(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
         """Like `hooks.around`, but nearly free for an equal call of the same forward.
@@ -114,6 +129,8 @@ class LaunchProbe:
         """
         running, guard = self._running, self._state.guard
         self._number = hook.number
+        if native.compiled is not None:
+            return self._compiled(hook, is_compiling)
 
         def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -156,28 +173,75 @@ class LaunchProbe:
 
         return hooked
 
+    def _compiled(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
+        """The same by the extension, which torch.compile could not look into."""
+        # The calls of a launch are counted when it is complete.
+        call = native.compiled.Call(
+            hook, self._state, self._enter, self._leave, self._state.guard.__exit__, False
+        )
+        self._repeats = native.compiled.Repeats(self._state, hook, call.around)
+        run = self._repeats.run
+
+        def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            return run(original, args, kwargs)
+
+        return hooked
+
+    def _enter(self, *args: Any, **kwargs: Any) -> Frame:
+        return self._before(args, kwargs)
+
+    def _leave(self, frame: Frame, result: Any) -> None:
+        running = self._running
+        if running and running[-1] is frame:
+            running.pop()
+        if self._now is not None:
+            self._after(self._now, result)
+
+    def _take_repeats(self) -> None:
+        """The calls that were counted without us are those of the last launch."""
+        if self._repeats is not None and self._last is not None:
+            self._last.count += self._repeats.taken()
+
     def finish(self) -> None:
         """Write how often each launch of this forward happened."""
         if self._launches:
+            self._take_repeats()
             for launch in self._launches:
                 self._complete(launch, 0)
             self._launches.clear()
-            self._last = self._now = None
+            self._forget()
+
+    def _forget(self) -> None:
+        self._last = self._now = None
+        if self._repeats is not None:
+            self._repeats.forget()
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         if args:
             kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if self._aliased:
             kwargs = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
-        seen = self._shapes(kwargs)
-        launch = next((known for known in self._launches if known.seen == seen), None)
+        running = self._running
+        shapes = [None if value is None else value.shape for value in map(kwargs.get, _SHAPED)]
+        # What tells one launch of a forward from another.
+        seen = (running[-1].enter_seq if running else -1, *shapes)
+        for launch in self._launches:
+            if launch.seen == seen:
+                break
+        else:
+            launch = None
         if launch is None:
-            launch = self._now = self._first(seen, kwargs)
+            launch = self._now = self._first(seen, shapes, kwargs)
         else:
             launch.count += 1
             self._running.append(launch.frame)
         launch.remember(kwargs)
+        self._take_repeats()
         self._last = launch
+        if self._repeats is not None:
+            self._repeats.remember(*launch.remembered())
         return launch.frame
 
     def _after(self, launch: _Launch, result: Any) -> None:
@@ -189,15 +253,8 @@ class LaunchProbe:
         if self._metadata and isinstance(result, tuple) and len(result) == 2:
             launch.extra_pairs = (_SPLITS, rows_of(result[1]))
 
-    def _shapes(self, given: dict[str, Any]) -> tuple[Any, ...]:
-        """What tells one launch of a forward from another."""
-        running = self._running
-        return (
-            running[-1].enter_seq if running else -1,
-            *(_shape(given.get(name)) for name in _SHAPED),
-        )
-
-    def _first(self, seen: tuple[Any, ...], given: dict[str, Any]) -> _Launch:
+    def _first(self, seen: tuple[Any, ...], shapes: list[Any], given: dict[str, Any]) -> _Launch:
+        """Record a launch with shapes this forward had not; they are those of _SHAPED."""
         state = self._state
         inside = self._running[-1] if self._running else None
         frame = state.enter(self._name, state.enclosing_record())
@@ -205,41 +262,42 @@ class LaunchProbe:
         launch = _Launch(frame, seen, inside)
         frame.subject = launch
         self._launches.append(launch)
-        q, splits = given.get("q"), given.get("num_splits")
+        q, splits, cache_seqlens, block_table, indices, k_cache = shapes
+        split_rows = _rows(splits)
         tiles = given.get("tile_scheduler_metadata")
         if splits is None and tiles is not None and not hasattr(tiles, "shape"):
-            splits = getattr(tiles, "num_splits", None)
+            split_rows = rows_of(getattr(tiles, "num_splits", None))
             tiles = getattr(tiles, "tile_scheduler_metadata", None)
         values: list[int] = []
-        scalars = state.header(frame, NOT_OBSERVED_CODE)
-        scalars += (
+        for shape in (q, block_table, indices, k_cache):
+            if shape is not None:
+                values += shape
+        own = (
             self._function,
-            _put(q, values),
-            self._dtype(q),
-            rows_of(splits),
+            NONE_CODE if q is None else len(q),
+            self._dtype(given.get("q")),
+            split_rows,
             rows_of(tiles),
-            rows_of(given.get("cache_seqlens")),
-            _put(given.get("block_table"), values),
-            _put(given.get("indices"), values),
-            _put(given.get("k_cache"), values),
+            _rows(cache_seqlens),
+            NONE_CODE if block_table is None else len(block_table),
+            NONE_CODE if indices is None else len(indices),
+            NONE_CODE if k_cache is None else len(k_cache),
             self._dtype(given.get("k_cache")),
             integer_of(given.get("head_dim_v")),
             integer_of(given.get("is_fp8_kvcache")),
             1,
             NOT_OBSERVED_CODE,
         )
-        self._context.write(LAUNCH, scalars, values)
+        state.event(LAUNCH, frame, NOT_OBSERVED_CODE, own, values)
         if self._metadata:
-            self._tell_plan(given.get("cache_seqlens"))
-        elif self._alarm is not None and q is not None and splits is not None:
-            self._alarm.launch(self._name, frame.record, rows_of(q), rows_of(splits))
+            note_planned_rows(inside, _rows(cache_seqlens))
+        elif self._alarm is not None and q is not None and split_rows >= 0:
+            self._alarm.launch(self._name, frame.record, _rows(q), split_rows)
         return launch
-
-    def _tell_plan(self, cache_seqlens: Any) -> None:
-        note_planned_rows(self._running[:-1], rows_of(cache_seqlens))
 
     def _call_failed(self, frame: Frame, observed: bool) -> None:
         launch: _Launch = frame.subject
+        self._take_repeats()
         state = self._state
         if observed and launch.exit_seq == NOT_OBSERVED_CODE:
             launch.exit_seq = state.seq
@@ -247,12 +305,14 @@ class LaunchProbe:
         self._complete(launch, 1)
         if launch in self._launches:
             self._launches.remove(launch)
-        self._last = self._now = None
+        self._forget()
 
     def _complete(self, launch: _Launch, failed: int) -> None:
         self._state.writer.count(self._number, launch.count)
         pairs = (EXIT_SEQ, launch.exit_seq, _COUNT, launch.count, _FAILED, failed)
         self._context.update(LAUNCH, launch.frame.enter_seq, pairs + launch.extra_pairs)
+        # The two refer to each other, and would hold the last tensors until a collection.
+        launch.frame.subject = None
 
     def _dtype(self, tensor: Any) -> int:
         dtype = getattr(tensor, "dtype", None)
@@ -268,9 +328,8 @@ def _shape(value: Any) -> Any:
     return None if value is None else value.shape
 
 
-def _put(tensor: Any, values: list[int]) -> int:
-    shape = getattr(tensor, "shape", None)
+def _rows(shape: Any) -> int:
+    """The first of the sizes of a tensor, given its shape."""
     if shape is None:
-        return NONE_CODE if tensor is None else NOT_OBSERVED_CODE
-    values += shape
-    return len(shape)
+        return NONE_CODE
+    return shape[0] if shape else NOT_OBSERVED_CODE

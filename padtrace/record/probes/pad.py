@@ -72,7 +72,7 @@ class PadProbe:
         pad = frame.extra
         after = self._context.snap(pad.batch)
         frame.record.pad = PadNote(
-            self.title, frame.enter_seq, pad.entry.scalars[TOKEN_ROWS], after.scalars[TOKEN_ROWS]
+            self.title, frame.enter_seq, pad.entry.scalar(TOKEN_ROWS), after.scalar(TOKEN_ROWS)
         )
         self._write(frame, exit_seq, after)
         if self._padded is not None:
@@ -83,14 +83,12 @@ class PadProbe:
 
     def _write(self, frame: Frame, exit_seq: int, after: Snapshot) -> None:
         pad = frame.extra
-        scalars = self._state.header(frame, exit_seq)
         keep = self._context.keep
-        scalars += (self._function, keep(pad.entry), keep(after))
         counts = frame.record.scheduler_counts
         changed = NOT_OBSERVED_CODE if counts is None else int(counts != pad.counts)
-        scalars += (pad.num_tokens, pad.bs, changed)
-        scalars += [NONE_CODE if owned is None else rows_of(owned) for owned in pad.owned]
-        self._context.write(PAD, scalars)
+        own = [self._function, keep(pad.entry), keep(after), pad.num_tokens, pad.bs, changed]
+        own += [NONE_CODE if owned is None else rows_of(owned) for owned in pad.owned]
+        self._state.event(PAD, frame, exit_seq, own)
 
 
 class PadInputsProbe(PadProbe):
@@ -145,10 +143,9 @@ class UnpadProbe:
 
     def _write(self, frame: Frame, exit_seq: int, after: Snapshot, rows: tuple[int, int]) -> None:
         entry, _, before = frame.extra
-        scalars = self._state.header(frame, exit_seq)
         keep = self._context.keep
-        scalars += (keep(entry), keep(after), before[0], rows[0], before[1], rows[1])
-        self._context.write(UNPAD, scalars)
+        own = (keep(entry), keep(after), before[0], rows[0], before[1], rows[1])
+        self._state.event(UNPAD, frame, exit_seq, own)
 
 
 def _logits_rows(output: Any) -> tuple[int, int]:

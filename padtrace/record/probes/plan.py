@@ -6,8 +6,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+from padtrace.record import native
 from padtrace.record.native import Snapshot
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
+from padtrace.record.snapshots import compiled_reader
 from padtrace.record.state import PLAN, Frame, PlanNote
 from padtrace.record.values import Convert, integer_of, rows_of, width_of
 from padtrace.recording import schema
@@ -25,7 +27,7 @@ _NOT_IN_METADATA = (_PLANNED, _SPLITS, _BUCKET, _SLICE, _WANTED)
 class _Reader:
     """Reads the columns of a plan from one class of metadata."""
 
-    __slots__ = ("converters", "get", "missing", "places")
+    __slots__ = ("converters", "fill", "get", "missing", "places")
 
     def __init__(self, metadata: Any) -> None:
         self.missing: list[int] = []
@@ -46,10 +48,16 @@ class _Reader:
             self.converters.append(_converter(name))
         # The class makes it a tuple of even one attribute or none.
         self.get = attrgetter("__class__", "__class__", *attributes)
+        self.fill: Callable[[Any, list[int]], None] = self._fill
+        if native.compiled is not None:
+            self.fill = compiled_reader(attributes, self.places, self.converters, len(_OWN))
 
     def read(self, metadata: Any, own: list[int]) -> None:
         for place in self.missing:
             own[place] = NO_ATTRIBUTE_CODE
+        self.fill(metadata, own)
+
+    def _fill(self, metadata: Any, own: list[int]) -> None:
         values = iter(self.get(metadata))
         next(values), next(values)
         for place, convert, value in zip(self.places, self.converters, values, strict=True):
@@ -95,6 +103,7 @@ class PlanProbe:
         self._graph = "graph" in function
         self._finish_launches = finish_launches
         self._backends = backends_of(context)
+        self._by: dict[type, str] = {}
 
     def enter(self, backend: Any, *args: Any, **kwargs: Any) -> Frame | None:
         state, context = self._state, self._context
@@ -120,7 +129,10 @@ class PlanProbe:
         backend = frame.subject
         self._backends.read(backend, own)
         if own[_SPLITS] > 0:
-            by = f"{type(backend).__name__}.{self._name}"
+            by = self._by.get(backend.__class__)
+            if by is None:
+                by = f"{type(backend).__name__}.{self._name}"
+                self._by[backend.__class__] = by
             frame.record.plan = PlanNote(by, frame.enter_seq, own[_PLANNED], own[_SPLITS])
         self._write(frame, exit_seq)
         if not self._state.open:
@@ -131,11 +143,10 @@ class PlanProbe:
 
     def _write(self, frame: Frame, exit_seq: int) -> None:
         planned: Planned = frame.extra
-        scalars = self._state.header(frame, exit_seq)
-        scalars += self._backends.name_and_number(frame.subject)
-        scalars += (self._function, self._context.keep(planned.entry))
-        scalars += planned.own
-        self._context.write(PLAN, scalars)
+        name, number = self._backends.name_and_number(frame.subject)
+        own = [name, number, self._function, self._context.keep(planned.entry)]
+        own += planned.own
+        self._state.event(PLAN, frame, exit_seq, own)
 
 
 class Backends:
@@ -224,9 +235,9 @@ class SliceWatch:
             own[_WANTED] = sli.stop - (sli.start or 0)
 
 
-def note_planned_rows(running: list[Frame], rows: int) -> None:
+def note_planned_rows(plan: Frame | None, rows: int) -> None:
     """The rows given to get_mla_metadata, where no method of the backend told them before."""
-    own = _enclosing_plan(running)
+    own = plan.extra.own if plan is not None and isinstance(plan.extra, Planned) else None
     if own is not None and own[_PLANNED] == NOT_OBSERVED_CODE:
         own[_PLANNED] = rows
 

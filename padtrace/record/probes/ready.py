@@ -25,13 +25,13 @@ class ReadyProbe:
 
     def leave(self, frame: Frame, result: Any) -> None:
         batch = frame.subject
-        scalars = self._state.header(frame, self._state.leave(frame))
-        scalars += (
+        exit_seq = self._state.leave(frame)
+        own = (
             integer_of(batch.forward_metadata_replan_equivalent),
             integer_of(batch.forward_metadata_planned_bs),
             integer_of(batch.forward_metadata_planned_num_tokens),
         )
-        self._context.write(READY, scalars)
+        self._state.event(READY, frame, exit_seq, own)
 
     def derive(self, batch: Any, record: BatchRecord) -> None:
         """The same from the flag skip_attn_backend_init, in releases without the marker.
@@ -40,6 +40,6 @@ class ReadyProbe:
         what it has now is what it was planned with.
         """
         frame = self._state.enter("skip_attn_backend_init", record)
-        scalars = self._state.header(frame, self._state.leave(frame))
-        scalars += (NO_ATTRIBUTE_CODE, integer_of(batch.batch_size), rows_of(batch.input_ids))
-        self._context.write(READY, scalars)
+        exit_seq = self._state.leave(frame)
+        own = (NO_ATTRIBUTE_CODE, integer_of(batch.batch_size), rows_of(batch.input_ids))
+        self._state.event(READY, frame, exit_seq, own)

@@ -1,0 +1,144 @@
+"""The part of the process's state that every hooked call goes through, in plain Python.
+
+`record.native` has the same classes compiled, where they could be; these say what they do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from padtrace.record.ring_core import RingCore
+from padtrace.recording.absent import NOT_OBSERVED_CODE
+
+
+class Frame:
+    """One hooked call that is running: an open event.
+
+    Attributes:
+        enter_seq: its number, and so its place in the order of all entries and exits.
+        parent: number of the event it is nested in, or NOT_OBSERVED_CODE.
+        t_ns: when it began, on the wall clock.
+        record: the batch it belongs to.
+        title: what it is called in a sentence.
+        subject, extra: what its probe keeps until the call ends.
+        failed: called instead of the probe where the call raises, with the frame and whether the
+            exception was seen leaving it.
+    """
+
+    __slots__ = ("enter_seq", "extra", "failed", "parent", "record", "subject", "t_ns", "title")
+
+    enter_seq: int
+    parent: int
+    t_ns: int
+    record: Any
+    title: str
+    subject: Any
+    extra: Any
+    failed: Callable[[Frame, bool], None] | None
+
+    def subject_is(self, candidate: Any) -> bool:
+        return self.subject is candidate
+
+
+class HookCore:
+    """One hook: whether its probe still works, and the number the ring counts its calls by."""
+
+    def __init__(self, number: int) -> None:
+        self.alive = True
+        self.number = number
+
+
+class StateCore:
+    """Numbers the events, nests them, and writes them with the columns every event has.
+
+    Attributes:
+        seq: the next number.
+        forward: number of the forward that runs, or NOT_OBSERVED_CODE.
+        step, step_source, phase: what the columns of these names say of events now.
+        capture_phase, calm_phase: the phase while a graph is captured, and otherwise.
+        capturing: SGLang's get_is_capture_mode, once it is found.
+        open: the frames of the calls that are running, innermost last.
+    """
+
+    def __init__(self, ring: RingCore, clock_offset: int) -> None:
+        """
+        Args:
+            clock_offset: wall clock minus monotonic clock, ns.
+        """
+        self._ring = ring
+        self.clock_offset = clock_offset
+        self.seq = 0
+        self.forward = NOT_OBSERVED_CODE
+        self.step = self.step_source = self.phase = 0
+        self.capture_phase = self.calm_phase = 0
+        self.capturing: Callable[[], bool] | None = None
+        self.open: list[Frame] = []
+
+    def enter(self, title: str, record: Any) -> Frame:
+        """Open an event nested in the innermost open one."""
+        running = self.open
+        frame = Frame()
+        frame.enter_seq = seq = self.seq
+        self.seq = seq + 1
+        if running:
+            frame.parent = running[-1].enter_seq
+        else:
+            frame.parent = NOT_OBSERVED_CODE
+            self._set_phase()
+        frame.record = record
+        frame.title = title
+        frame.failed = frame.subject = frame.extra = None
+        frame.t_ns = time.monotonic_ns() + self.clock_offset
+        running.append(frame)
+        return frame
+
+    def leave(self, frame: Frame) -> int:
+        """Close an event and everything left open inside it; returns its exit number."""
+        running = self.open
+        if running and running[-1] is frame:
+            running.pop()
+        else:
+            self._abandon(frame)
+        seq = self.seq
+        self.seq = seq + 1
+        return seq
+
+    def event(
+        self,
+        kind: int,
+        frame: Frame,
+        exit_seq: int,
+        own: Sequence[int],
+        values: Sequence[int] = (),
+    ) -> None:
+        """Write an event; never raises.
+
+        Args:
+            own: the scalars of this kind of event, in schema order, after those all events have.
+            values: the values of its vectors; see `record.wire`.
+        """
+        record = frame.record
+        scalars = [
+            0,  # the process; seal puts it in
+            record.worker,
+            record.number,
+            self.forward,
+            record.draft_step,
+            self.step,
+            self.step_source,
+            frame.enter_seq,
+            exit_seq,
+            frame.parent,
+            self.phase,
+            frame.t_ns,
+        ]
+        scalars += own
+        self._ring.write(kind, scalars, values)
+
+    def _set_phase(self) -> None:
+        raise NotImplementedError
+
+    def _abandon(self, frame: Frame) -> None:
+        raise NotImplementedError

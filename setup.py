@@ -1,0 +1,14 @@
+"""What pyproject.toml cannot say yet: the extension of the recorder, which may fail to build."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "padtrace.record._native",
+            ["padtrace/record/_native.c"],
+            extra_compile_args=["-O2", "-std=c11"],
+            optional=True,
+        )
+    ]
+)

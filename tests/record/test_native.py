@@ -1,0 +1,182 @@
+"""The extension writes what the plain classes write, leaks nothing, and is not needed."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from padtrace.record import native, ring_core, wire
+from padtrace.record import ring_format as form
+from padtrace.record.ring_file import create_file
+from padtrace.record.ring_reader import Ring, read_ring
+from padtrace.recording.absent import NOT_OBSERVED_CODE
+from tests.record.test_wire import events, numbers
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_extension = pytest.mark.skipif(
+    native.compiled is None, reason="the extension was not built: no C compiler, or PADTRACE_NATIVE"
+)
+
+
+def driven(folder: Path, steps: int, **variables: str) -> dict[str, Any]:
+    """What native_script.py prints, in a process with these variables."""
+    command = [sys.executable, "-m", "tests.record.native_script", str(folder), "7", str(steps)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
+
+
+@needs_extension
+def test_a_process_with_it_records_what_one_without_it_records(tmp_path: Path) -> None:
+    with_it = driven(tmp_path / "with", 300, PYTHONMALLOC="debug")
+    without = driven(tmp_path / "without", 300, PADTRACE_NATIVE="0")
+    assert (with_it.pop("compiled"), without.pop("compiled")) == (True, False)
+    with_it.pop("grown_blocks"), without.pop("grown_blocks")
+    assert with_it == without
+    counts = {kind: count for kind, (count, _) in with_it["events"].items()}
+    assert with_it["counters"]["forwards"] == 300
+    assert min(counts[kind] for kind in ("plan", "pad", "launch", "unpad")) > 0
+    assert {status for _, status, _ in with_it["hooks"]} == {"found"}
+    fired = {name: calls for name, _, calls in with_it["hooks"]}
+    assert 0 < fired["unpad"] < fired["pad"] == 300  # the rest ended by an exception
+
+
+@needs_extension
+def test_it_leaks_nothing(tmp_path: Path) -> None:
+    printed = driven(tmp_path, 4000)
+    assert printed["compiled"]
+    # 2,000 steps lie between the two counts; a leak of one object a step would be 2,000.
+    assert printed["grown_blocks"] < 200
+
+
+def test_the_plain_classes_pass_the_same_tests() -> None:
+    names = ("ring", "snapshots", "hooks", "alarm", "probe_batch", "probe_graph", "probe_launch")
+    files = [f"tests/record/test_{name}.py" for name in (*names, "probe_pad", "probe_plan")]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *files]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PADTRACE_NATIVE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@needs_extension
+@given(st.binary(max_size=4096), st.integers(0, 2**32 - 1))
+def test_its_checksum_is_that_of_zlib(data: bytes, start: int) -> None:
+    whole = data[: len(data) // 8 * 8]
+    assert native.compiled.crc32(whole, start) == zlib.crc32(whole, start)
+
+
+Operation = tuple[str, tuple[Any, ...]]
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> list[Operation]:
+    found: list[Operation] = []
+    for name in draw(st.lists(st.sampled_from(("write", "update", "keep", "bad")), max_size=40)):
+        if name == "write":
+            found.append((name, draw(events())))
+        elif name == "update":
+            pairs = draw(st.lists(st.integers(-9, 99), max_size=8))
+            found.append((name, (draw(st.integers(0, 9)), draw(st.integers(0, 99)), pairs)))
+        elif name == "keep":
+            found.append((name, draw(numbers(wire.SNAPSHOT))))
+        else:
+            wrong = draw(st.sampled_from((None, "7", 2**63, [1])))
+            found.append(("write", (draw(st.integers(0, 9)), [1, wrong], ())))
+    return found
+
+
+def carried_out(base: Any, folder: Path, steps: list[Operation]) -> tuple[Ring, list[int], int]:
+    """What a ring of this class holds after the operations, the bad kinds, and where it stands."""
+
+    class Writer(base):  # type: ignore[misc]
+        def _bad_event(self, kind: int, error: Exception) -> None:
+            assert isinstance(error, Exception)
+            bad.append(kind)
+
+        def _around_error(self, kind: int) -> None:
+            errors.append(kind)
+
+        def _fail(self, error: Exception) -> None:
+            raise AssertionError(error)
+
+    bad: list[int] = []
+    errors: list[int] = []
+    fresh = create_file(folder, form.MIN_BYTES, "last", "")
+    offset = form.STATIC_OFFSET + form.static_bytes(fresh.size)
+    slots = (fresh.size - offset) // form.SLOT_BYTES
+    writer = Writer(fresh.mapping, offset, slots, ring_core.NO_LIMIT)
+    for name, arguments in steps:
+        if name == "keep":
+            snapshot = native.Snapshot(*arguments)
+            reference = writer.keep(snapshot)
+            assert writer.keep(snapshot) == reference != NOT_OBSERVED_CODE
+        else:
+            assert getattr(writer, name)(*arguments) is None
+    ring = read_ring(fresh.path)
+    fresh.path.unlink()
+    return ring, [*bad, -1, *errors], writer.next
+
+
+@needs_extension
+@given(operations())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_operations_leave_the_same_ring(tmp_path: Path, steps: list[Operation]) -> None:
+    plain, compiled = (
+        carried_out(base, tmp_path, steps)
+        for base in (ring_core.RingCore, native.compiled.RingCore)
+    )
+    assert plain[1:] == compiled[1:]
+    assert plain[0].counters == compiled[0].counters
+    assert plain[0].damaged == compiled[0].damaged == 0
+    assert blocks(plain[0]) == blocks(compiled[0])
+
+
+def blocks(ring: Ring) -> dict[str, Any]:
+    found = {**ring.events, wire.SNAPSHOT: ring.snapshots}
+    return {
+        kind: block and (block.scalars.tolist(), block.values.tolist(), block.starts.tolist())
+        for kind, block in found.items()
+    }
+
+
+@needs_extension
+def test_it_refuses_what_would_leave_the_mapping() -> None:
+    mapping = mmap.mmap(-1, form.MIN_BYTES)
+    room = (form.MIN_BYTES - form.STATIC_OFFSET) // form.SLOT_BYTES
+    for offset, slots in ((form.STATIC_OFFSET, room + 1), (0, 1), (form.MIN_BYTES + 8, 1)):
+        with pytest.raises(ValueError, match="do not fit"):
+            native.compiled.RingCore(mapping, offset, slots, 1)
+    with pytest.raises(BufferError):
+        native.compiled.RingCore(b"read only", 0, 1, 1)
+    writer = native.compiled.RingCore(mapping, form.STATIC_OFFSET, room, ring_core.NO_LIMIT)
+    with pytest.raises(TypeError):
+        writer.keep([1, 2])
+    with pytest.raises(TypeError):
+        writer.write(1)
+    with pytest.raises(IndexError):
+        native.Snapshot([1, 2], []).scalar(2)
+
+
+def test_a_build_for_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_LAYOUT", (0,))
+    assert native._compiled() is None
