@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -77,9 +78,18 @@ class LiveServer:
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not self._ready.wait(0.2):
+        # Without its warm-up SGLang says it is ready before it listens.
+        while not (self._ready.wait(0.2) and self._listens()):
             assert self.process.poll() is None, f"it died:\n{self.log[-5000:]}"
             assert time.monotonic() < deadline, f"not ready:\n{self.log[-5000:]}"
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+            return False
+        return True
 
     def ask(self, prompt_tokens: Sequence[int], new_tokens: int = 8) -> None:
         """One request for each length, all at once; every one must be answered."""
