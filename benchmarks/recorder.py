@@ -32,6 +32,9 @@ from scene import LAYERS, PARTS, Scene, Script, import_sglang
 from sizes import sealed_sizes
 from workload import Layout
 
+from padtrace.record import native
+from padtrace.record.ring_reader import read_header
+
 _COST_LAYOUT = Layout(attn_dp=2, attn_tp=2)
 _HOOKED = ("off", "empty", "padtrace")
 _DUMPER = "dumper"
@@ -45,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     # The made server has the bug of sglang#30296: the live alarm is on, its lines are not wanted.
     logging.getLogger("padtrace").setLevel(logging.CRITICAL)
     version = import_sglang(options.sglang)
-    print(f"SGLang {version}; {note_load()}")
+    kind = "plain Python" if native.compiled is None else "compiled"
+    print(f"SGLang {version}; recorder {kind}; {note_load()}")
     scene = Scene(version)
     with _temporary(options.folder) as folder:
         # Sizes first: their processes are forked while SGLang's functions are still its own.
@@ -98,13 +102,17 @@ def _costs(
     variants.install(_DUMPER, dumper.hooks)
     bench = _Bench(scene, variants, dumper, scripts)
     bench.warm_up()
-    before = recording.writer._events
+    before = _events(recording)
     interleave(options.rounds, _HOOKED, bench.run_pool)
     interleave(options.dumper_rounds, (_DUMPER, _DUMPER_ONCE), bench.run_few)
-    events = (recording.writer._events - before) / (2 * options.rounds * len(scripts))
+    events = (_events(recording) - before) / (2 * options.rounds * len(scripts))
     variants.arm("off")
     recording.writer.close()
     return bench.report(events)
+
+
+def _events(recording: Recording) -> int:
+    return read_header(recording.writer.path)[1]["events"]
 
 
 class _Bench:
@@ -174,6 +182,7 @@ class _Bench:
             "dumper_ratio_launches_once": cost[_DUMPER_ONCE, LAYERS] / whole,
             "dumper_us_per_forward": cost[_DUMPER, LAYERS],
             "events_per_forward": events,
+            "compiled": native.compiled is not None,
             "us_per_forward_undisturbed": best["padtrace"],
             "us_per_launch_undisturbed": (best_whole["padtrace"] - best["padtrace"]) / LAYERS,
             "ratio_to_empty_hooks_undisturbed": best_whole["padtrace"] / best_whole["empty"],

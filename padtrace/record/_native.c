@@ -825,7 +825,7 @@ static PyMemberDef state_members[] = {
     {"capture_phase", T_LONGLONG, offsetof(StateCore, capture_phase), 0, NULL},
     {"calm_phase", T_LONGLONG, offsetof(StateCore, calm_phase), 0, NULL},
     {"capturing", T_OBJECT, offsetof(StateCore, capturing), 0, NULL},
-    {"clock_offset", T_LONGLONG, offsetof(StateCore, clock_offset), READONLY, NULL},
+    {"clock_offset", T_LONGLONG, offsetof(StateCore, clock_offset), 0, NULL},
     {"open", T_OBJECT_EX, offsetof(StateCore, open), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
