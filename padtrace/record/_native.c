@@ -1364,10 +1364,14 @@ static Snapshot *looker_convert_all(Looker *self, Look *look, PyObject **now, Sp
     if ((before == NULL || now[self->mirror] != look->raw[self->mirror]) &&
         !looker_lengths(self, now[self->mirror], scalars))
         goto bad;
-    for (Py_ssize_t i = 0; i < spec->code_count; i++)
-        scalars[spec->code_places[i]] = spec->codes[i];
+    if (before == NULL || look->spec != spec)
+        for (Py_ssize_t i = 0; i < spec->code_count; i++)
+            scalars[spec->code_places[i]] = spec->codes[i];
     for (Py_ssize_t i = 0; i < spec->columns.count; i++) {
-        int64_t code = looker_convert(self, &spec->columns, i, spec_now[i]);
+        int64_t code;
+        if (before != NULL && look->spec == spec && look->spec_raw[i] == spec_now[i])
+            continue;
+        code = looker_convert(self, &spec->columns, i, spec_now[i]);
         if (code == -1 && PyErr_Occurred())
             goto bad;
         scalars[spec->columns.places[i]] = code;

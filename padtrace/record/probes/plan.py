@@ -200,9 +200,10 @@ def num_splits_rows(metadata: Any) -> int:
     if splits is None:
         inner = getattr(holder, "flashmla_metadata", None)
         splits = getattr(inner, "num_splits", None)
-    if getattr(splits, "shape", None) is None:
-        splits = getattr(metadata, "num_splits", None)
-    return rows_of(splits) if getattr(splits, "shape", None) is not None else NOT_OBSERVED_CODE
+    shape = getattr(splits, "shape", None)
+    if shape is None:
+        shape = getattr(getattr(metadata, "num_splits", None), "shape", None)
+    return shape[0] if shape else NOT_OBSERVED_CODE
 
 
 class FlashMLAMetadataWatch:
