@@ -365,6 +365,13 @@ def record(
         str | None, typer.Option(metavar="N|TIME", help="End the server after 500, 90s or 15m.")
     ] = None,
     until_error: UntilError = False,
+    values: Annotated[
+        str, typer.Option(metavar="SIZE", help="Values kept per process with meta and full.")
+    ] = "64M",
+    rings: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the rings are kept meanwhile, such as /dev/shm."),
+    ] = None,
     alarm: Annotated[
         bool, typer.Option(help="Say at once when two lengths disagree, before the kernel.")
     ] = True,
@@ -390,13 +397,15 @@ def record(
         ring=ring,
         policy=policy,
         alarm=alarm,
+        values=values,
+        rings=rings,
         python=python or sys.executable,
         stop_after=launcher.parse_stop_after(stop_after) if stop_after else None,
         until_error=until_error,
     )
 
 
-def _record(arguments: list[str], *, ring: str, **options: Any) -> NoReturn:
+def _record(arguments: list[str], *, ring: str, values: str = "64M", **options: Any) -> NoReturn:
     from padtrace.record import launcher, settings
     from padtrace.report.record_view import RecordView
 
@@ -404,6 +413,7 @@ def _record(arguments: list[str], *, ring: str, **options: Any) -> NoReturn:
     result = launcher.run_record(
         arguments,
         ring_bytes=_usage(settings.parse_size, ring, "write --ring like 64M or 1G"),
+        values_bytes=_usage(settings.parse_size, values, "write --values like 64M or 1G"),
         callbacks=launcher.Callbacks(view.line, view.status, view.first_error),
         **options,
     )
@@ -504,11 +514,14 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say which of the functions padtrace needs an SGLang has."""
+    """Say what padtrace would hook in an SGLang, and whether it can replay on it."""
+    from padtrace.record import native, targets
     from padtrace.replay import service
     from padtrace.report import doctor_view
 
-    raise typer.Exit(doctor_view.print_capabilities(_console(), service.doctor(sglang), json=json))
+    found = service.doctor(sglang)
+    hooks = targets.doctor_rows(targets.source_look(Path(found.root)))
+    raise typer.Exit(doctor_view.print_doctor(_console(), found, hooks, native.why_not, json=json))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -138,6 +138,7 @@ def run_record(
     out: Path,
     tier: str = "shape",
     ring_bytes: int = settings.DEFAULT_RING_BYTES,
+    values_bytes: int = settings.DEFAULT_RING_BYTES,
     policy: str = "last",
     alarm: bool = True,
     python: str = sys.executable,
@@ -153,6 +154,8 @@ def run_record(
     Args:
         server_arguments: what `python -m sglang.launch_server` gets.
         environment: the server's whole environment; by default this process's.
+        ring_bytes, values_bytes: sizes of each process's ring and, with tiers meta and full, of
+            its file of tensor values.
         rings: where the folder of the rings is made; by default in `out`.
         stop_after: end the server then.
         until_error: end the server after the first error.
@@ -170,6 +173,7 @@ def run_record(
         settings.RUN: run,
         settings.TIER: tier,
         settings.RING: str(ring_bytes),
+        settings.VALUES: str(values_bytes),
         settings.POLICY: policy,
         settings.ALARM: "1" if alarm else "0",
         **_allowed_plugins(base),

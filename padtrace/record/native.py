@@ -2,6 +2,10 @@
 
 The extension is optional: without a C compiler an installation goes on without it, and so does one
 with `PADTRACE_NATIVE=0`. Both write the same records; the compiled ones cost a fraction.
+
+Attributes:
+    compiled: the extension, or None.
+    why_not: why there is none; "" where there is.
 """
 
 from __future__ import annotations
@@ -34,18 +38,23 @@ _LAYOUT = (
 )
 
 
-def _compiled() -> Any:
-    """The extension, or None: not built, not wanted, built for another layout, or no GIL."""
-    if os.environ.get(VARIABLE) == "0" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return None
+def _compiled() -> tuple[Any, str]:
+    """The extension, or None and why there is none."""
+    if os.environ.get(VARIABLE) == "0":
+        return None, f"{VARIABLE} is 0"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None, "this interpreter runs without its global lock"
     try:
         from padtrace.record import _native  # type: ignore[attr-defined]
     except ImportError:
-        return None
-    return _native if _native.LAYOUT == _LAYOUT else None
+        return None, "it was installed without a C compiler"
+    if _native.LAYOUT != _LAYOUT:
+        return None, "the extension is of another version; install padtrace again"
+    return _native, ""
 
 
-compiled: Any = _compiled()
+compiled: Any
+compiled, why_not = _compiled()
 
 if TYPE_CHECKING or compiled is None:
     Frame = state_core.Frame

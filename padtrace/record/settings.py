@@ -7,6 +7,7 @@
     PADTRACE_POLICY   last (default): keep the newest events; first: keep the oldest;
                       error: like last, but stop some events after the first error
     PADTRACE_ALARM    1 (default): one log line when lengths disagree; 0: none
+    PADTRACE_NATIVE   0: record with plain Python even where the compiled part is there
     PADTRACE_RUN      names the run; `padtrace record` sets it, so that two runs never mix
 
 A value that cannot be read falls back to its default and is named in `problems`: a typing mistake

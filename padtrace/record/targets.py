@@ -39,12 +39,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class DoctorRow:
-    """One line of `padtrace doctor`: found, moved (at an older home) or absent."""
+    """One line of `padtrace doctor`: found, moved (at an older home) or absent.
+
+    Attributes:
+        outside: whether one of its homes is outside `sglang`, in a package of kernels.
+    """
 
     hook: str
     status: str
     target: str
     cost: str
+    outside: bool
 
 
 _SRT = "sglang.srt."
@@ -341,7 +346,9 @@ def doctor_rows(look: Look | None = None) -> list[DoctorRow]:
     rows = []
     for target in TARGETS:
         status, candidate = choose(target, look or live_look)
-        rows.append(DoctorRow(target.hook, status, candidate.replace(":", "."), target.cost))
+        outside = any(not home.startswith("sglang.") for home in target.candidates)
+        dotted = candidate.replace(":", ".")
+        rows.append(DoctorRow(target.hook, status, dotted, target.cost, outside))
     return rows
 
 

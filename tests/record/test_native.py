@@ -179,4 +179,7 @@ def test_it_refuses_what_would_leave_the_mapping() -> None:
 
 def test_a_build_for_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_LAYOUT", (0,))
-    assert native._compiled() is None
+    assert native._compiled() == (
+        None,
+        "the extension is of another version; install padtrace again",
+    )
