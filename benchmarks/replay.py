@@ -26,6 +26,7 @@ from tile import tile
 from workload import Layout, forwards
 
 from padtrace.explore.make import make
+from padtrace.recording.joining import join
 from padtrace.recording.model import Recording
 from padtrace.recording.writer import write
 from padtrace.replay import service
@@ -33,6 +34,7 @@ from padtrace.replay import service
 _PADTRACE = [sys.executable, "-m", "padtrace"]
 _ROOT = Path(__file__).resolve().parent.parent
 _LAYOUT = Layout(attn_dp=4, attn_tp=2)
+_REPLAYED_RANKS = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sglang", default="0.5.18", help="a release or a path")
-    parser.add_argument("--forwards", type=int, default=3000, help="replayed a round")
+    parser.add_argument("--forwards", type=int, default=6000, help="replayed a round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of replays and checks")
     parser.add_argument("--starts", type=int, default=15, help="starts of the command line")
     parser.add_argument("--ranks", type=int, default=32, help="of the checked recording")
@@ -143,27 +145,31 @@ def _environment() -> dict[str, str]:
 
 
 def replay_rates(options: argparse.Namespace) -> dict[str, Any]:
-    """Forwards a second through SGLang, in a worker that has it imported.
+    """Forwards a second through SGLang, in workers that have it imported.
 
-    The time is the caller's: it holds packing the recording, the way to the worker and back, and
-    provenance. Every forward has other lengths or counts than all before it, since equal inputs
-    would be run once; the same forwards without that are shown beside it.
+    The time is the caller's: it holds packing the recording, the way to the workers and back,
+    provenance, and joining what they give. Every forward of a rank has other lengths or counts than
+    all before it, since equal inputs would be run once; the same without that is shown beside it,
+    and so is one worker alone.
     """
-    worker = service.worker_for(options.sglang, None, lambda done, total, text: None)
-    count = options.forwards
-    recordings = {
-        "pad": make(_distinct(count, no_dsa=True)),
-        "pad and DSA plan": make(_distinct(count, no_dsa=False)),
-        "equal inputs": make(_distinct(20, no_dsa=True) * (count // 20)),
+    count = options.forwards // _REPLAYED_RANKS
+    one = {
+        "pad": [make(_distinct(count, rank, no_dsa=True)) for rank in range(_REPLAYED_RANKS)],
+        "pad and DSA plan": [
+            make(_distinct(count, rank, no_dsa=False)) for rank in range(_REPLAYED_RANKS)
+        ],
+        "equal inputs": [make(_distinct(20, 0, no_dsa=True) * (count // 20))] * _REPLAYED_RANKS,
     }
-    rates: dict[str, list[float]] = {name: [] for name in recordings}
+    recordings = {name: join(parts) for name, parts in one.items()}
+    variants = {name: (recording, None) for name, recording in recordings.items()}
+    variants["pad, one worker"] = (recordings["pad"], 1)
+    variants["pad and DSA plan, one worker"] = (recordings["pad and DSA plan"], 1)
+    rates: dict[str, list[float]] = {name: [] for name in variants}
 
     def run(name: str) -> None:
-        recording = recordings[name]
+        recording, jobs = variants[name]
         started = time.perf_counter()
-        replayed = worker.replay(
-            recording, kernels="off", chains=True, progress=lambda done, total, text: None
-        )
+        replayed = service.replay(recording, sglang=options.sglang, kernels="off", jobs=jobs)
         seconds = time.perf_counter() - started
         equal = replayed.coverage["replay"]["equal_inputs"]
         if name != "equal inputs" and equal:
@@ -172,10 +178,10 @@ def replay_rates(options: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"only {replayed.rows('unpad')} forwards of {name} were replayed")
         rates[name].append(recording.rows("forward") / seconds)
 
-    for name in recordings:  # the DSA backend is imported when first needed
+    for name in variants:  # SGLang and its DSA backend are imported when first needed
         run(name)
         rates[name].clear()
-    interleave(options.rounds, list(recordings), run)
+    interleave(options.rounds, list(variants), run)
     service.close()
     print(f"\n{'forwards a second':32}{'best':>10}{'median':>10}")
     for name, values in rates.items():
@@ -184,13 +190,17 @@ def replay_rates(options: argparse.Namespace) -> dict[str, Any]:
         "forwards_per_second": round(median(rates["pad"])),
         "forwards_per_second_dsa": round(median(rates["pad and DSA plan"])),
         "forwards_per_second_equal_inputs": round(median(rates["equal inputs"])),
+        "forwards_per_second_one_worker": round(median(rates["pad, one worker"])),
+        "forwards_per_second_dsa_one_worker": round(median(rates["pad and DSA plan, one worker"])),
+        "forwards_per_second_best": round(max(rates["pad"])),
+        "forwards_per_second_dsa_best": round(max(rates["pad and DSA plan"])),
     }
 
 
-def _distinct(count: int, *, no_dsa: bool) -> list[dict[str, Any]]:
-    """Cases of one server, no two alike: each has its own lengths."""
+def _distinct(count: int, rank: int, *, no_dsa: bool) -> list[dict[str, Any]]:
+    """Cases of one rank of a server, no two alike: each has its own lengths."""
     cases: dict[str, dict[str, Any]] = {}
-    for one in forwards(_LAYOUT, 0, 2 * count):
+    for one in forwards(_LAYOUT, rank, 2 * count):
         case = {**one.case, "no_dsa": no_dsa}
         cases.setdefault(json.dumps(case), case)
         if len(cases) == count:

@@ -238,6 +238,10 @@ def replay(
     kernels: Annotated[
         str, typer.Option(help="off, auto, reference or cuda: whether kernels are called.")
     ] = "auto",
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Workers that share the ranks; by default as many as pay.", min=1),
+    ] = None,
     output: Output = None,
     force: Force = False,
     only: Only = None,
@@ -264,6 +268,7 @@ def replay(
             only=_ids(only),
             known=reports,
             strict=strict,
+            jobs=jobs,
             progress=progress,
         )
     if output is not None:

@@ -37,6 +37,7 @@ def rerun(
     only: set[str] | None = None,
     known: KnownReports | None = None,
     strict: bool = False,
+    jobs: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Outcome:
     """Replay a recording and judge the result.
@@ -48,7 +49,7 @@ def rerun(
     from padtrace.replay import service
 
     replayed = service.replay(
-        recording, sglang=sglang, kernels=kernels, progress=progress or _silent
+        recording, sglang=sglang, kernels=kernels, jobs=jobs, progress=progress or _silent
     )
     report = check(replayed, only, known=known, strict=strict)
     differences = compare(recording, replayed)

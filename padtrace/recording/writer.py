@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -145,6 +146,16 @@ def _metadata(
     texts["format"] = f"{schema.FORMAT_NAME}/{schema.FORMAT_VERSION}"
     texts["metadata_digest"] = metadata_digest(texts)
     return texts
+
+
+def content_digest(data: bytes) -> str:
+    """The `metadata_digest` of a file as `to_bytes` made it: it covers every tensor.
+
+    The bytes themselves will not do, since the order of the entries is left to safetensors.
+    """
+    size = int.from_bytes(data[:8], "little")
+    found: str = json.loads(data[8 : 8 + size])["__metadata__"]["metadata_digest"]
+    return found
 
 
 def digest(data: bytes) -> str:

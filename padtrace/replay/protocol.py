@@ -38,11 +38,13 @@ class ReplayRequest(msgspec.Struct, tag="replay", kw_only=True):
         recording: the bytes of its file.
         kernels: "off", "auto", "reference" or "cuda".
         chains: whether lengths carry the arithmetic that made them.
+        processes: first and end of the recorded processes to replay; None for all.
     """
 
     recording: bytes
     kernels: str = "off"
     chains: bool = True
+    processes: tuple[int, int] | None = None
 
 
 class Stop(msgspec.Struct, tag="stop"):

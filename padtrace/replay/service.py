@@ -20,8 +20,15 @@ import padtrace
 from padtrace.errors import EnvironmentMissingError
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
-from padtrace.recording.writer import digest, to_bytes
-from padtrace.replay import environments, fingerprints, protocol, releases, visible_devices
+from padtrace.recording.writer import content_digest, to_bytes
+from padtrace.replay import (
+    environments,
+    fingerprints,
+    protocol,
+    releases,
+    shares,
+    visible_devices,
+)
 from padtrace.replay.last_words import LastWords
 
 Progress = Callable[[int, int, str], None]
@@ -63,14 +70,26 @@ class Worker:
         self.doctor = Doctor(ready.version, ready.root, ready.capabilities)
 
     def replay(
-        self, recording: Recording, *, kernels: str, chains: bool, progress: Progress
+        self,
+        data: bytes,
+        *,
+        kernels: str,
+        chains: bool,
+        progress: Progress,
+        processes: tuple[int, int] | None = None,
     ) -> Recording:
-        """Replay one recording."""
-        data = to_bytes(recording)
-        self._send(protocol.ReplayRequest(recording=data, kernels=kernels, chains=chains))
+        """Replay one recording, or some of its processes.
+
+        Args:
+            data: the recording as the bytes of its file.
+        """
+        request = protocol.ReplayRequest(
+            recording=data, kernels=kernels, chains=chains, processes=processes
+        )
+        self._send(request)
         done = self._receive(protocol.Done, progress)
         replayed = from_bytes(done.recording, "the replayed recording")
-        replayed.about["of"] = digest(data)
+        replayed.about["of"] = content_digest(data)
         return replayed
 
     @property
@@ -119,7 +138,7 @@ class Worker:
         )
 
 
-_workers: dict[tuple[releases.Release, Path], Worker] = {}
+_workers: dict[tuple[releases.Release, Path, int], Worker] = {}
 
 
 def replay(
@@ -128,6 +147,7 @@ def replay(
     sglang: str | Path | None = None,
     kernels: str = "auto",
     chains: bool = True,
+    jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Recording:
     """Replay a recording through a real SGLang, in a process of its own.
@@ -138,6 +158,7 @@ def replay(
         sglang: a version, a path, "installed", or None for the release the recording names.
         kernels: "off", "auto", "reference" or "cuda".
         chains: whether lengths carry the arithmetic that made them.
+        jobs: how many workers may share the recorded processes; None for as many as pay.
         progress: called with batches done, batches in all (0 before it is known), and a text.
 
     Raises:
@@ -146,8 +167,23 @@ def replay(
             SGLang reads what the recording does not hold.
     """
     tell = progress or _silent
-    worker = worker_for(sglang, recorded_release(recording), tell)
-    replayed = worker.replay(recording, kernels=kernels, chains=chains, progress=tell)
+    recorded = recorded_release(recording)
+    # One GPU has room for one process of kernels.
+    parts = shares.shares(recording, 1 if kernels == "cuda" else jobs)
+    data = to_bytes(recording)
+    if len(parts) == 1:
+        worker = worker_for(sglang, recorded, tell)
+        replayed = worker.replay(data, kernels=kernels, chains=chains, progress=tell)
+    else:
+        # What is fetched or installed is so once, before the threads ask for it.
+        _found(sglang, recorded, tell)
+
+        def one(number: int, part: shares.Share, told: Progress) -> Recording:
+            mine = worker_for(sglang, recorded, told, number)
+            return mine.replay(data, kernels=kernels, chains=chains, progress=told, processes=part)
+
+        replayed = shares.replay_shares(parts, one, tell, close)
+        worker = worker_for(sglang, recorded, tell)
     fingerprints.restate(replayed, worker.release.root)
     replayed.about["sglang_source"] = worker.release.source
     return replayed
@@ -159,19 +195,28 @@ def doctor(sglang: str | Path | None = None, *, progress: Progress | None = None
     return worker.doctor
 
 
-def worker_for(sglang: str | Path | None, recorded: str | None, progress: Progress) -> Worker:
-    """A living worker for this SGLang, started if there is none."""
+def worker_for(
+    sglang: str | Path | None, recorded: str | None, progress: Progress, number: int = 0
+) -> Worker:
+    """The living worker of this number for this SGLang, started if there is none."""
 
-    def say(text: str) -> None:
-        progress(0, 0, text)
-
-    release = releases.resolve(sglang, recorded, say)
-    python = environments.replay_interpreter(say)
-    key = (release, python)
+    release, python = _found(sglang, recorded, progress)
+    key = (release, python, number)
     worker = _workers.get(key)
     if worker is None or not worker.alive:
         worker = _workers[key] = Worker(release, python, progress)
     return worker
+
+
+def _found(
+    sglang: str | Path | None, recorded: str | None, progress: Progress
+) -> tuple[releases.Release, Path]:
+    """The release and the interpreter, fetched or made if need be."""
+
+    def say(text: str) -> None:
+        progress(0, 0, text)
+
+    return releases.resolve(sglang, recorded, say), environments.replay_interpreter(say)
 
 
 def close() -> None:

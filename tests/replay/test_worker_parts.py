@@ -121,14 +121,14 @@ def test_rebuilt_lengths_agree_with_what_was_recorded(lengths: list[int]) -> Non
 
 def test_equal_batches_have_equal_keys_and_others_do_not() -> None:
     other = {**VERIFY, "bs": [2]}
-    groups = list(EventIndex(make([VERIFY, other, VERIFY])).groups(0))
+    groups = list(EventIndex(make([VERIFY, other, VERIFY]), range(1)).groups(0))
     assert len(groups) == 3
     assert groups[0].key == groups[2].key
     assert groups[0].key != groups[1].key
 
 
 def test_events_nest_as_they_were_recorded() -> None:
-    (group,) = EventIndex(make(VERIFY)).groups(0)
+    (group,) = EventIndex(make(VERIFY), range(1)).groups(0)
     roots = group.tree()
     assert [node.event.kind for node in roots] == ["batch", "forward"]
     assert [node.event.kind for node in roots[0].children] == ["sync"]
@@ -137,7 +137,7 @@ def test_events_nest_as_they_were_recorded() -> None:
 
 def test_an_event_reads_like_the_recording_says() -> None:
     recording = make(VERIFY)
-    (group,) = EventIndex(recording).groups(0)
+    (group,) = EventIndex(recording, range(1)).groups(0)
     for event, decoded in zip(group.events, recording.events(), strict=True):
         header = {name: event[name] for name in HEADER}
         assert {**header, **event.own()} == decoded.values

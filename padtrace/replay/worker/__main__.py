@@ -84,7 +84,8 @@ def _serve(release: Any, request: protocol.ReplayRequest, outgoing: BinaryIO) ->
     release.provenance.enabled = request.chains
     try:
         recording = from_bytes(request.recording, "the recording sent to the worker")
-        replayed = Replayer(release, recording, progress, request.kernels).replay()
+        processes = range(*(request.processes or (0, recording.rows("process"))))
+        replayed = Replayer(release, recording, progress, request.kernels).replay(processes)
         protocol.send(outgoing, protocol.Done(recording=to_bytes(replayed)))
     except PadtraceError as error:
         _fail(outgoing, error)

@@ -55,7 +55,7 @@ class Group:
 class EventIndex:
     """The raw rows of a recording, by process."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, processes: range) -> None:
         self._recording = recording
         # (batch, enter_seq, kind, raw columns) per process.
         self._rows: dict[int, list[tuple[int, int, str, list[int]]]] = {}
@@ -64,6 +64,8 @@ class EventIndex:
             names = [column.name for column in schema.event_columns(kind)]
             columns = [table.column(name).tolist() for name in names]
             for values in zip(*columns, strict=True):
+                if values[0] not in processes:
+                    continue
                 raw = list(values)
                 entry = (raw[_BATCH_AT], raw[_ENTER_AT], kind, raw)
                 self._rows.setdefault(raw[0], []).append(entry)

@@ -24,8 +24,8 @@ from padtrace.replay.worker.site import Site
 
 MAX_LISTED_EDITS = 1000
 MAX_CHAINS = 200_000
-_ENTER_AT, _EXIT_AT, _PARENT_AT = (
-    HEADER.index(name) for name in ("enter_seq", "exit_seq", "parent")
+_PROCESS_AT, _ENTER_AT, _EXIT_AT, _PARENT_AT = (
+    HEADER.index(name) for name in ("process", "enter_seq", "exit_seq", "parent")
 )
 _STRINGS_AT = [
     place for place, column in enumerate(schema.HEADER) if column.type is schema.ColumnType.STRING
@@ -79,7 +79,6 @@ class Replayer:
         self._release = release
         self._recording = recording
         self._progress = progress
-        self._index = EventIndex(recording)
         self._launches = LaunchJudge(kernels, release.version)
         self._builder = RecordingBuilder(self._about())
         self._edits = 0
@@ -92,22 +91,23 @@ class Replayer:
         self._chains: dict[str, int] = {}
         self._chain_texts: dict[Chain, int] = {}
 
-    def replay(self) -> Recording:
-        """Replay every process.
+    def replay(self, processes: range | None = None) -> Recording:
+        """Replay the processes, by default all; they are numbered from 0 in the result.
 
         Raises:
             PadtraceError: the recording lacks what SGLang reads, or the release a capability.
         """
         self._release.prepare()
-        groups = [list(self._index.groups(p)) for p in range(self._recording.rows("process"))]
+        if processes is None:
+            processes = range(self._recording.rows("process"))
+        index = EventIndex(self._recording, processes)
+        groups = [list(index.groups(process)) for process in processes]
         total = sum(len(of_process) for of_process in groups)
         done = 0
-        for process, of_process in enumerate(groups):
-            facts = view(self._recording.facts[process])
-            self._builder.add_process(
-                self._recording.process(process), self._recording.facts[process]
-            )
-            done = self._replay_process(process, facts, of_process, done, total)
+        for process, of_process in zip(processes, groups, strict=True):
+            facts = self._recording.facts[process]
+            row = self._builder.add_process(self._recording.process(process), facts)
+            done = self._replay_process(row, view(facts), of_process, done, total)
         recording = self._builder.finish(self._coverage())
         recording.about["chain_texts"] = [list(chain) for chain in self._chain_texts]
         recording.about["chains"] = self._chains
@@ -177,6 +177,7 @@ class Replayer:
                 header[place] = self._string(header[place]) if known is None else known
             for place in (_ENTER_AT, _EXIT_AT, _PARENT_AT):
                 header[place] = moved(header[place])
+            header[_PROCESS_AT] = process
             if outcome.kind == "error":
                 header[_PARENT_AT] = header[_ENTER_AT]
                 header[_ENTER_AT] += 1
