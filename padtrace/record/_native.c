@@ -77,6 +77,23 @@ static uint32_t crc_words(const int64_t *words, Py_ssize_t count, uint32_t start
     return ~c;
 }
 
+static PyObject *none_or_raise(void)
+{
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* Forget what our own code raised; what is no Exception (KeyboardInterrupt, SystemExit of a signal
+ * handler) is the server's and stays set. 1 if nothing is set any more. */
+static int forgive(void)
+{
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+        return 0;
+    PyErr_Clear();
+    return 1;
+}
+
 /* ---- numbers ----------------------------------------------------------------------------- */
 
 /* An int64 of an int; no code of the object runs. -1 with an exception set. */
@@ -325,7 +342,7 @@ static int64_t ring_append(RingCore *self, const int64_t *words, Py_ssize_t coun
     const int64_t first = self->next;
     const uint8_t *data = (const uint8_t *)words;
     uint32_t checksum;
-    if (first + total > self->limit || size > self->longest)
+    if (self->counters == NULL || first < 0 || first + total > self->limit || size > self->longest)
         return -1;
     self->next = first + total;
     checksum = crc_words(words, count, (uint32_t)(first + (first >> 32) + (size << 1)));
@@ -353,7 +370,7 @@ static void ring_bad(RingCore *self, long kind)
     number = PyLong_FromLong(kind);
     if (number != NULL && value != NULL)
         done = PyObject_CallMethodObjArgs((PyObject *)self, text_bad_event, number, value, NULL);
-    PyErr_Clear();
+    forgive();
     Py_XDECREF(done);
     Py_XDECREF(number);
     Py_XDECREF(type);
@@ -373,7 +390,7 @@ static void ring_event(RingCore *self, long kind, const int64_t *words, Py_ssize
         PyObject *number = PyLong_FromLong(kind), *done = NULL;
         if (number != NULL)
             done = PyObject_CallMethodObjArgs((PyObject *)self, text_around_error, number, NULL);
-        PyErr_Clear();
+        forgive();
         Py_XDECREF(done);
         Py_XDECREF(number);
     }
@@ -409,7 +426,7 @@ static PyObject *ring_write(RingCore *self, PyObject *const *args, Py_ssize_t co
         PyErr_SetString(PyExc_TypeError, "write takes a kind, scalars and values");
         return NULL;
     }
-    if (!self->on)
+    if (!self->on || self->counters == NULL)
         Py_RETURN_NONE;
     if (!kind_of(args[0], &kind) || !is_sequence(args[1]) || (values && !is_sequence(values)))
         goto bad;
@@ -424,10 +441,10 @@ static PyObject *ring_write(RingCore *self, PyObject *const *args, Py_ssize_t co
         goto bad;
     words[0] = record_head(RECORD_EVENT, kind, scalar_count, value_count);
     ring_event(self, kind, words, 1 + scalar_count + value_count);
-    Py_RETURN_NONE;
+    return none_or_raise();
 bad:
     ring_bad(self, kind);
-    Py_RETURN_NONE;
+    return none_or_raise();
 }
 
 static PyObject *ring_update(RingCore *self, PyObject *const *args, Py_ssize_t count)
@@ -439,7 +456,7 @@ static PyObject *ring_update(RingCore *self, PyObject *const *args, Py_ssize_t c
         PyErr_SetString(PyExc_TypeError, "update takes a kind, a number and pairs");
         return NULL;
     }
-    if (!self->on)
+    if (!self->on || self->counters == NULL)
         Py_RETURN_NONE;
     if (!kind_of(args[0], &kind) || !is_sequence(args[2]))
         goto bad;
@@ -460,21 +477,26 @@ static PyObject *ring_update(RingCore *self, PyObject *const *args, Py_ssize_t c
     Py_RETURN_NONE;
 bad:
     ring_bad(self, kind);
-    Py_RETURN_NONE;
+    return none_or_raise();
 }
 
 static int64_t ring_keep_snapshot(RingCore *self, Snapshot *snapshot)
 {
     int64_t reference = snapshot->reference;
+    Py_ssize_t count;
     if (reference >= 0 && self->next - reference < self->old)
         return reference;
-    if (!self->on || snapshot->scalar_count == 0)
+    if (!self->on || self->counters == NULL || snapshot->scalar_count == 0)
         return NOT_OBSERVED_CODE;
-    reference =
-        ring_append(self, snapshot->record, 1 + snapshot->scalar_count + snapshot->value_count);
-    if (reference < 0)
-        return NOT_OBSERVED_CODE;
-    return snapshot->reference = reference;
+    count = 1 + snapshot->scalar_count + snapshot->value_count;
+    reference = ring_append(self, snapshot->record, count);
+    if (reference >= 0)
+        return snapshot->reference = reference;
+    if (count * 8 > self->longest)
+        self->counters[REFUSED]++;
+    else
+        self->limit = self->next; /* full: no smaller event may follow without its snapshot */
+    return NOT_OBSERVED_CODE;
 }
 
 static PyObject *ring_keep(RingCore *self, PyObject *snapshot)
@@ -498,7 +520,7 @@ static PyObject *ring_count(RingCore *self, PyObject *const *args, Py_ssize_t co
         n = PyLong_AsLong(args[1]);
     if (PyErr_Occurred())
         return NULL;
-    if (self->on && hook >= 0 && hook < MAX_HOOKS)
+    if (self->on && self->fired != NULL && hook >= 0 && hook < MAX_HOOKS)
         self->fired[hook] += n;
     Py_RETURN_NONE;
 }
@@ -755,8 +777,9 @@ static int attribute(PyObject *object, PyObject *name, int64_t *into)
 static PyObject *state_event(StateCore *self, PyObject *const *args, Py_ssize_t count)
 {
     RingCore *ring = self->ring;
-    PyObject *own, *values = count > 4 ? args[4] : NULL;
-    int64_t worker, number, draft_step, *words;
+    PyObject *own, *record, *values = count > 4 ? args[4] : NULL;
+    int64_t worker = 0, number = 0, draft_step = 0, *words;
+    int known;
     Py_ssize_t own_count, value_count = 0, scalars;
     long kind = -1;
     Frame *frame;
@@ -764,18 +787,21 @@ static PyObject *state_event(StateCore *self, PyObject *const *args, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "event takes kind, frame, exit_seq, own and values");
         return NULL;
     }
-    if (!ring->on)
+    if (ring == NULL || !ring->on || ring->counters == NULL)
         Py_RETURN_NONE;
     frame = (Frame *)args[1];
     own = args[3];
     /* These may run code of Python, so they come before the scratch is filled. */
-    if (frame->record == NULL || !attribute(frame->record, text_worker, &worker) ||
-        !attribute(frame->record, text_number, &number) ||
-        !attribute(frame->record, text_draft_step, &draft_step)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "a frame without a record");
+    record = frame->record;
+    Py_XINCREF(record);
+    known = record != NULL && attribute(record, text_worker, &worker) &&
+            attribute(record, text_number, &number) &&
+            attribute(record, text_draft_step, &draft_step);
+    if (!known && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "a frame without a record");
+    Py_XDECREF(record);
+    if (!known)
         goto bad;
-    }
     if (!kind_of(args[0], &kind) || !is_sequence(own) || (values && !is_sequence(values)))
         goto bad;
     own_count = PySequence_Fast_GET_SIZE(own);
@@ -804,10 +830,10 @@ static PyObject *state_event(StateCore *self, PyObject *const *args, Py_ssize_t 
         (values && copy_numbers(values, words + 1 + scalars) < 0))
         goto bad;
     ring_event(ring, kind, words, 1 + scalars + value_count);
-    Py_RETURN_NONE;
+    return none_or_raise();
 bad:
     ring_bad(ring, kind);
-    Py_RETURN_NONE;
+    return none_or_raise();
 }
 
 static PyMethodDef state_methods[] = {
@@ -1023,6 +1049,10 @@ static PyObject *looker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->mirror = mirror;
     self->max_place = max_place;
     self->sum_place = sum_place;
+    if (PyList_GET_SIZE(blank) != self->scalar_count) {
+        PyErr_SetString(PyExc_ValueError, "the blank changed");
+        goto bad;
+    }
     self->blank = PyMem_Calloc((size_t)self->scalar_count + 1, sizeof(int64_t));
     for (int i = 0; i < 2; i++) {
         self->looks[i].raw = PyMem_Calloc((size_t)self->columns.count + 1, sizeof(PyObject *));
@@ -1099,6 +1129,10 @@ static Speculative *looker_speculative(Looker *self, PyObject *spec)
             goto bad;
         }
     }
+    if (self->speculative_count == MAX_SPECULATIVE) { /* `describe` may have come back here */
+        PyErr_SetString(PyExc_RuntimeError, "too many classes of speculative input");
+        goto bad;
+    }
     Py_DECREF(told);
     Py_INCREF((PyObject *)type);
     found->type = type;
@@ -1125,10 +1159,15 @@ static int is_integers(PyObject *value)
 static int64_t call_converter(PyObject *converter, PyObject *value)
 {
     PyObject *number = PyObject_CallOneArg(converter, value);
-    int64_t code;
+    int64_t code = NOT_OBSERVED_CODE;
+    int overflow = 0;
     if (number == NULL)
         return -1;
-    code = int64_of(number);
+    if (PyLong_Check(number)) {
+        code = PyLong_AsLongLongAndOverflow(number, &overflow);
+        if (overflow)
+            code = NOT_OBSERVED_CODE;
+    }
     Py_DECREF(number);
     return code;
 }
@@ -1153,7 +1192,8 @@ static int64_t looker_convert(Looker *self, Columns *columns, Py_ssize_t i, PyOb
             Py_ssize_t rows = tensor_rows(self, value);
             if (rows > 0)
                 return rows;
-            PyErr_Clear(); /* empty, or a scalar: the converter knows which */
+            if (!forgive()) /* empty, or a scalar: the converter knows which */
+                return -1;
         }
         return call_converter(converter, value);
     case COUNTED: {
@@ -1196,7 +1236,8 @@ static int looker_lengths(Looker *self, PyObject *mirror, int64_t *scalars)
         int64_t largest = 0, sum = 0;
         int plain = on_host == Py_True && rows > 0 && rows <= SHORT_MIRROR;
         Py_XDECREF(on_host);
-        PyErr_Clear();
+        if (!forgive())
+            return 0;
         if (plain) {
             listed = PyObject_CallMethodNoArgs(mirror, text_tolist);
             if (listed == NULL)
@@ -1439,8 +1480,13 @@ static void learn_order(Looker *self, PyObject *fields)
 static int fetch(Looker *self, PyObject *fields, PyObject **now)
 {
     const Py_ssize_t count = self->columns.count;
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
     if (fetch_in_order(self, fields, now))
         return 1;
+    while (PyDict_Next(fields, &position, &key, &value))
+        if (!PyUnicode_CheckExact(key))
+            return 0; /* its comparison could run code, while references are borrowed */
     for (Py_ssize_t i = 0; i <= count; i++) {
         PyObject *name = i < count ? PyTuple_GET_ITEM(self->columns.names, i) : self->spec_name;
         now[i] = PyDict_GetItemWithError(fields, name);
@@ -1458,7 +1504,8 @@ static void look_keep(Look *into, PyObject *fields, Snapshot *snapshot, Speculat
                       PyObject **now, Py_ssize_t count, PyObject **spec_now, Py_ssize_t spec_count)
 {
     Snapshot *old = into->snapshot;
-    PyObject *old_owner = into->owner;
+    PyObject *old_owner = into->owner, *gone[MAX_COLUMNS + 1 + MAX_SPEC_COLUMNS];
+    Py_ssize_t gone_count = 0;
     Py_INCREF(snapshot);
     into->snapshot = snapshot;
     Py_INCREF(fields);
@@ -1466,19 +1513,38 @@ static void look_keep(Look *into, PyObject *fields, Snapshot *snapshot, Speculat
     into->spec = spec;
     into->spec_count = spec_count;
     for (Py_ssize_t i = 0; i <= count; i++) {
-        PyObject *gone = into->raw[i];
+        gone[gone_count++] = into->raw[i];
         Py_INCREF(now[i]);
         into->raw[i] = now[i];
-        Py_XDECREF(gone);
     }
     for (Py_ssize_t i = 0; i < MAX_SPEC_COLUMNS; i++) {
-        PyObject *gone = into->spec_raw[i];
+        gone[gone_count++] = into->spec_raw[i];
         into->spec_raw[i] = i < spec_count ? spec_now[i] : NULL;
         Py_XINCREF(into->spec_raw[i]);
-        Py_XDECREF(gone);
     }
+    while (gone_count > 0)
+        Py_XDECREF(gone[--gone_count]);
     Py_XDECREF((PyObject *)old);
     Py_XDECREF(old_owner);
+}
+
+/* A copy of a look that keeps alive what it refers to: converters may run code that looks again. */
+static void look_hold(const Look *look, Look *held, PyObject **raw, PyObject **spec_raw,
+                      Py_ssize_t count)
+{
+    *held = *look;
+    held->raw = raw;
+    held->spec_raw = spec_raw;
+    Py_XINCREF((PyObject *)held->owner);
+    Py_XINCREF((PyObject *)held->snapshot);
+    for (Py_ssize_t i = 0; i <= count; i++) {
+        raw[i] = look->raw[i];
+        Py_XINCREF(raw[i]);
+    }
+    for (Py_ssize_t i = 0; i < look->spec_count; i++) {
+        spec_raw[i] = look->spec_raw[i];
+        Py_XINCREF(spec_raw[i]);
+    }
 }
 
 /* A look at attributes that are all there; the speculative input is held by the caller. */
@@ -1513,12 +1579,16 @@ static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_inpu
         found = look->snapshot;
         Py_INCREF(found);
     } else {
+        PyObject *raw[MAX_COLUMNS + 1], *spec_raw[MAX_SPEC_COLUMNS];
+        Look held;
         for (Py_ssize_t i = 0; i <= count; i++)
             Py_INCREF(now[i]);
-        found = looker_convert_all(self, look, now, spec, spec_now);
+        look_hold(look, &held, raw, spec_raw, count);
+        found = looker_convert_all(self, &held, now, spec, spec_now);
         if (found != NULL)
             look_keep(&self->looks[self->last], fields, found, spec, now, count, spec_now,
                       spec_count);
+        look_clear(&held, count);
         for (Py_ssize_t i = 0; i <= count; i++)
             Py_DECREF(now[i]);
     }
@@ -1707,6 +1777,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int hook_lost(HookCore *hook, Py_ssize_t depth)
 {
     PyObject *type, *value, *traceback, *number, *done = NULL;
+    int forgiven;
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return 0;
     PyErr_Fetch(&type, &value, &traceback);
@@ -1715,13 +1786,13 @@ static int hook_lost(HookCore *hook, Py_ssize_t depth)
     number = PyLong_FromSsize_t(depth);
     if (number != NULL && value != NULL)
         done = PyObject_CallMethodObjArgs((PyObject *)hook, text_lose, value, number, NULL);
-    PyErr_Clear();
+    forgiven = forgive();
     Py_XDECREF(done);
     Py_XDECREF(number);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    return 1;
+    return forgiven;
 }
 
 /* The original, exactly once; the guard is told of what leaves an outermost one. */
@@ -1737,9 +1808,14 @@ static PyObject *call_original(PyObject *guard_exit, PyObject *original, PyObjec
             PyException_SetTraceback(value, traceback);
         done = PyObject_CallFunctionObjArgs(guard_exit, type, value,
                                             traceback == NULL ? Py_None : traceback, NULL);
-        PyErr_Clear();
+        if (forgive()) {
+            PyErr_Restore(type, value, traceback);
+        } else {
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(traceback);
+        }
         Py_XDECREF(done);
-        PyErr_Restore(type, value, traceback);
     }
     return result;
 }
@@ -1748,7 +1824,7 @@ static void call_count(Call *self)
 {
     RingCore *ring = self->state->ring;
     HookCore *hook = self->hook;
-    if (self->counts && ring->on && hook->number >= 0 && hook->number < MAX_HOOKS)
+    if (self->counts && ring != NULL && ring->on && ring->fired != NULL && hook->number >= 0 && hook->number < MAX_HOOKS)
         ring->fired[hook->number]++;
 }
 
@@ -1785,6 +1861,9 @@ static PyObject *call_around(Call *self, PyObject *const *given, Py_ssize_t coun
         if (done == NULL && !hook_lost(hook, depth))
             Py_CLEAR(result);
         Py_XDECREF(done);
+    } else if (result != NULL && PyList_GET_SIZE(self->state->open) > depth &&
+               PyList_SetSlice(self->state->open, depth, PY_SSIZE_T_MAX, NULL) < 0) {
+        PyErr_Clear();
     }
     Py_DECREF(frame);
     return result;
@@ -1968,11 +2047,16 @@ static int same_shape(PyObject *kwargs, PyObject *name, PyObject *shape)
     int same;
     if (given == NULL || given == Py_None)
         return shape == Py_None && !PyErr_Occurred();
+    if (shape == NULL)
+        return 0;
+    /* What `shape` runs may forget the call that is compared with. */
+    Py_INCREF(shape);
     Py_INCREF(given);
     now = PyObject_GetAttr(given, text_shape);
     Py_DECREF(given);
     same = now == NULL ? -1 : PyObject_RichCompareBool(now, shape, Py_EQ);
     Py_XDECREF(now);
+    Py_DECREF(shape);
     return same;
 }
 
@@ -1994,7 +2078,8 @@ static int repeats_same(Repeats *self, PyObject *kwargs)
     same = same_shape(kwargs, text_q, self->q_shape);
     if (same == 1)
         same = same_shape(kwargs, text_indices, self->indices_shape);
-    PyErr_Clear(); /* whatever it was, the slow way meets it again and says so */
+    if (!forgive()) /* whatever else it was, the slow way meets it again and says so */
+        return -1;
     return same == 1 && self->frame != NULL;
 }
 
@@ -2003,9 +2088,14 @@ static PyObject *repeats_run(Repeats *self, PyObject *const *given, Py_ssize_t c
 {
     PyObject *open = self->state->open, *frame, *result;
     Py_ssize_t depth;
+    int same = 0;
     if (!call_arguments(given, count))
         return NULL;
-    if (!self->hook->alive || PyTuple_GET_SIZE(given[1]) || !repeats_same(self, given[2]))
+    if (self->hook->alive && PyTuple_GET_SIZE(given[1]) == 0)
+        same = repeats_same(self, given[2]);
+    if (same < 0)
+        return NULL;
+    if (same == 0)
         return PyObject_Vectorcall(self->slow, given, 3, NULL);
     frame = self->frame;
     Py_INCREF(frame);

@@ -48,6 +48,7 @@ class Hook(HookCore):
         self.alive = False
         del self._state.open[depth:]
         try:
+            self._state.let_go()
             reason = f"{type(error).__name__} in the probe"
             self._state.writer.lost(self.number, self._state.string(reason))
             logger.warning(
@@ -92,6 +93,9 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
                 leave(frame, result)
             except Exception as error:
                 hook.lose(error, depth)
+        else:
+            # Lost by a call inside this one.
+            del running[depth:]
         return result
 
     return hooked

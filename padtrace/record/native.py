@@ -48,7 +48,7 @@ def _compiled() -> tuple[Any, str]:
         from padtrace.record import _native  # type: ignore[attr-defined]
     except ImportError:
         return None, "it was installed without a C compiler"
-    if _native.LAYOUT != _LAYOUT:
+    if getattr(_native, "LAYOUT", None) != _LAYOUT:
         return None, "the extension is of another version; install padtrace again"
     return _native, ""
 

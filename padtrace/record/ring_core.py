@@ -138,6 +138,11 @@ class RingCore:
             self._fail(error)
             return NOT_OBSERVED_CODE
         if reference < 0:
+            if len(data) > self._longest:
+                self._counters[_REFUSED] += 1
+            else:
+                # Full: no smaller event may follow without its snapshot.
+                self.limit = self.next
             return NOT_OBSERVED_CODE
         snapshot.reference = reference
         return reference

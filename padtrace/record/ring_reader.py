@@ -36,6 +36,7 @@ _SLOT = np.dtype(
     ]
 )
 _WORDS_PER_SLOT = form.PAYLOAD_BYTES // wire.WORD
+_MAX_DEPTH = 64
 _ASK_AGAIN = "the other rings still seal; nothing of this one can be had"
 
 
@@ -230,7 +231,7 @@ def _static(path: Path, data: bytes) -> Ring:
         elif kind == form.ENTRY_FACTS:
             with contextlib.suppress(RecursionError):
                 merge_facts(ring.facts, _object(payload))
-        elif kind == form.ENTRY_HOOK:
+        elif kind == form.ENTRY_HOOK and number < form.MAX_HOOKS:
             stated[number] = _object(payload)
     if len(data) >= form.STATIC_OFFSET:
         counts = np.frombuffer(data, "<i8", 2 * form.MAX_HOOKS, form.HOOKS_OFFSET)
@@ -257,11 +258,32 @@ def _entries(ring: Ring, data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _object(payload: bytes) -> dict[str, Any]:
+    """An object as SGLang's facts are: not deeply nested, its integers those of a column."""
     try:
-        value = json.loads(payload)
+        value = json.loads(payload, parse_int=_column_integer)
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and _depth(value) <= _MAX_DEPTH else {}
+
+
+def _column_integer(text: str) -> int | str:
+    """An integer no column holds is no count of anything, and stays a text."""
+    number = int(text) if len(text) < 20 else 1 << 63
+    return number if -(1 << 62) < number < 1 << 62 else text
+
+
+def _depth(value: Any) -> int:
+    """How deeply a value is nested; what JSON could nest deeper has failed before."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return depth
 
 
 def _hook(ring: Ring, number: int, stated: dict[str, Any], counts: Int64Array) -> Hook:
@@ -289,7 +311,7 @@ def merge_facts(target: dict[str, Any], patch: dict[str, Any]) -> None:
 def _read_events(ring: Ring, data: bytes) -> None:
     offset = form.STATIC_OFFSET + ring.header.static
     count = min(ring.header.slots, max(0, len(data) - offset) // form.SLOT_BYTES)
-    slots = np.frombuffer(data, _SLOT, count, offset)
+    slots = np.frombuffer(data, _SLOT, count, min(offset, len(data)))
     rows, starts, sizes = _chains(ring, slots, data, offset)
     payload = np.ascontiguousarray(slots["payload"][rows])
     stream = payload.view("<i8").astype(np.int64, copy=False)
@@ -298,7 +320,7 @@ def _read_events(ring: Ring, data: bytes) -> None:
     kinds = heads >> 8 & 0xFF
     scalars = heads >> 16 & wire.MAX_SCALARS
     values = heads >> 32
-    whole = (scalars + values + 1) * wire.WORD == sizes
+    whole = (values >= 0) & ((scalars + values + 1) * wire.WORD == sizes)
     ring.damaged += int((~whole).sum())
     references = slots["sequence"][rows[starts]].astype(np.int64) - 1
     blocks: dict[str, EventBlock] = {}
@@ -309,12 +331,14 @@ def _read_events(ring: Ring, data: bytes) -> None:
         ring.damaged += int((mine & ~fitting).sum())
         if fitting.any():
             fitting[fitting] = _lengths_fit(ring, kind, stream, at[fitting], values[fitting])
+        if fitting.any():
             blocks[kind] = _block(kind, stream, at[fitting], values[fitting])
             if kind == wire.SNAPSHOT:
                 references = references[fitting]
     ring.snapshots = blocks.pop(wire.SNAPSHOT, None)
     known = references if ring.snapshots is not None else np.empty(0, np.int64)
-    ring.events = {kind: _with_snapshots(kind, blocks[kind], known) for kind in blocks}
+    told = {kind: _with_snapshots(kind, block, known) for kind, block in blocks.items()}
+    ring.events = {kind: block for kind, block in told.items() if len(block.scalars)}
     _apply_updates(ring, stream, at, heads, kinds, scalars, whole)
 
 
@@ -423,7 +447,9 @@ def _lengths_fit(
     """Whether the lengths in the scalars of each record say how many values follow."""
     positions = np.array(wire.ragged(kind), dtype=np.int64)
     lengths = stream[(at + 1)[:, None] + positions]
-    fits: NDArray[np.bool_] = np.maximum(lengths, 0).sum(axis=1) == counts
+    # None longer than all of them, so that the sum cannot wrap around.
+    fits: NDArray[np.bool_] = (lengths <= counts[:, None]).all(axis=1)
+    fits &= np.maximum(lengths, 0).sum(axis=1) == counts
     ring.damaged += int((~fits).sum())
     return fits
 

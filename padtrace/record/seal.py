@@ -142,6 +142,7 @@ def _merge(
         ends.append(endings.ending_of(ring, place.global_rank))
         # They are in the builder now; the events of many rings would fill the memory.
         ring.events.clear()
+        ring.snapshots = None
         rings.append(ring)
         kept.append(place)
     if not rings:

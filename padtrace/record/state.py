@@ -132,6 +132,8 @@ class State(StateCore):
         self.nobody = BatchRecord(NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
         self.nobody.draft_step = NOT_OBSERVED_CODE
         self.guard = Guard(self)
+        # Lets go of the tensors last looked at; the context sets it.
+        self.let_go: Callable[[], None] = _nothing
         self.on_error: list[Callable[[BaseException, str, BatchRecord], None]] = []
 
     def count_sync(self) -> None:
@@ -196,6 +198,10 @@ class State(StateCore):
                     break
         capturing = self.capturing is not None and self.capturing()
         self.phase = self.capture_phase if capturing else self.calm_phase
+
+
+def _nothing() -> None:
+    return None
 
 
 class Guard:

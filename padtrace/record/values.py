@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 
 Convert = Callable[[Any], int]
 
+_LIMIT = 1 << 63
 NO_LENGTHS = (NONE_CODE, NONE_CODE)
 UNKNOWN_LENGTHS = (NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
 # Below this a list of Python integers is cheaper than two reductions in torch.
@@ -22,7 +24,7 @@ def rows_of(value: Any) -> int:
     if value.__class__ is list:
         return len(value)
     try:
-        return value.shape[0]  # type: ignore[no-any-return]
+        return operator.index(value.shape[0])
     except (AttributeError, IndexError, TypeError):
         return len(value) if isinstance(value, tuple) else NOT_OBSERVED_CODE
 
@@ -39,7 +41,9 @@ def integer_of(value: Any) -> int:
     """A plain integer; never a tensor, whose value could only be had by waiting for the device."""
     if value is None:
         return NONE_CODE
-    return int(value) if isinstance(value, int) else NOT_OBSERVED_CODE
+    if isinstance(value, int) and -_LIMIT <= value < _LIMIT:
+        return int(value)
+    return NOT_OBSERVED_CODE
 
 
 def namer(string: Callable[[str], int]) -> Convert:

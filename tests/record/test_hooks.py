@@ -189,6 +189,63 @@ def test_a_broken_error_recorder_does_not_replace_the_servers_exception(
     assert recorder.state.open == []
 
 
+def test_a_hook_lost_by_a_call_inside_it_leaves_nothing_open(recorder: Recorder) -> None:
+    probe = forward_probe(recorder)
+    enter, calls = probe.enter, [0]
+
+    def once(*args: Any, **kwargs: Any) -> Frame:
+        calls[0] += 1
+        return enter(*args, **kwargs) if calls[0] == 1 else 1 // 0  # type: ignore[return-value]
+
+    probe.enter = once  # type: ignore[method-assign]
+    hooked: list[Any] = []
+
+    def original(runner: ModelRunner, batch: Any) -> Output:
+        if calls[0] == 1:
+            hooked[0](runner, batch)
+        return Output()
+
+    hooked.append(recorder.hook(probe, original, "forward"))
+    hooked[0](ModelRunner(), decode_batch())
+    assert recorder.state.open == []
+    assert recorder.recording().coverage["hooks"]["forward"]["status"] == "lost"
+    pad = recorder.hook(PadProbe(recorder.context), Counted(None), "pad")
+    pad(decode_batch(), ModelRunner())
+    (event,) = recorder.events("pad")
+    assert event.integer("parent") is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_watch_that_fails_is_lost_and_the_function_goes_on(recorder: Recorder, when: str) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise LookupError("ours")
+
+    hook = Hook(recorder.state, "run_batch", recorder.writer.hook("run_batch", "found"))
+    hooked = watching(hook, recorder.state, never, **{when: broken})  # type: ignore[arg-type]
+    original = Counted("result")
+    assert [hooked(original, 1, key=2) for _ in range(3)] == ["result"] * 3
+    assert original.calls == 3
+    told = recorder.recording().coverage["hooks"]["run_batch"]
+    assert (told["status"], told["fired"]) == ("lost", {"0": 1})
+    assert "LookupError" in told["note"]
+
+
+def test_an_interrupt_is_not_taken_for_a_fault_of_ours(recorder: Recorder) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    recorder.state.on_error.append(interrupted)
+    forward = recorder.hook(forward_probe(recorder), Counted(error=KeyError("x")), "forward")
+    with pytest.raises(KeyboardInterrupt):
+        forward(ModelRunner(), decode_batch())
+    probe = PadProbe(recorder.context)
+    probe.enter = interrupted  # type: ignore[method-assign,assignment]
+    original = Counted(None)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.hook(probe, original, "pad")(decode_batch(), ModelRunner())
+    assert original.calls == 0
+
+
 def test_inside_a_compilation_only_the_original_runs(recorder: Recorder) -> None:
     class Forbidden:
         def enter(self, *args: Any) -> Frame:

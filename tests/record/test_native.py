@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -19,7 +20,9 @@ from padtrace.record import native, ring_core, wire
 from padtrace.record import ring_format as form
 from padtrace.record.ring_file import create_file
 from padtrace.record.ring_reader import Ring, read_ring
-from padtrace.recording.absent import NOT_OBSERVED_CODE
+from padtrace.recording import schema
+from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
+from tests.record.standins import Recorder, decode_batch
 from tests.record.test_wire import events, numbers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +106,9 @@ def operations(draw: st.DrawFn) -> list[Operation]:
     return found
 
 
-def carried_out(base: Any, folder: Path, steps: list[Operation]) -> tuple[Ring, list[int], int]:
+def carried_out(
+    base: Any, folder: Path, steps: list[Operation], last: Any = lambda writer: None
+) -> tuple[Ring, list[int], int]:
     """What a ring of this class holds after the operations, the bad kinds, and where it stands."""
 
     class Writer(base):  # type: ignore[misc]
@@ -130,6 +135,7 @@ def carried_out(base: Any, folder: Path, steps: list[Operation]) -> tuple[Ring, 
             assert writer.keep(snapshot) == reference != NOT_OBSERVED_CODE
         else:
             assert getattr(writer, name)(*arguments) is None
+    last(writer)
     ring = read_ring(fresh.path)
     fresh.path.unlink()
     return ring, [*bad, -1, *errors], writer.next
@@ -177,6 +183,64 @@ def test_it_refuses_what_would_leave_the_mapping() -> None:
         native.Snapshot([1, 2], []).scalar(2)
 
 
+class Meddling:
+    """What stands in a batch's field, and calls us while its rows are asked for."""
+
+    def __init__(self, act: Any) -> None:
+        self._act = act
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        self._act()
+        return (3,)
+
+
+def test_a_look_survives_what_the_fields_of_a_batch_do(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    context = recorder.context
+    batch, other = decode_batch(3), decode_batch(4)
+
+    def empty() -> None:
+        context.snapshots.forget()
+        context.snap(other)
+        batch.__dict__.update(positions=None, global_num_tokens_cpu=[1, 2, 3])
+
+    context.snap(batch)
+    batch.input_ids = Meddling(empty)
+    place = schema.SNAPSHOT.names().index
+    taken = context.snap(batch)
+    assert taken.scalar(place("input_ids.rows")) == 3
+    # What it was when it was looked at, and then what it is.
+    assert taken.scalar(place("positions.rows")) == 3
+    assert context.snap(batch).scalar(place("positions.rows")) == NONE_CODE
+    for name in ("seq_lens", "spec_info", "lora_ids"):
+        setattr(batch, name, Meddling(batch.__dict__.clear))
+        with contextlib.suppress(Exception):
+            context.snap(batch)
+        batch = decode_batch(3)
+        context.snap(batch)
+
+
+def test_numbers_no_column_holds_are_not_observed(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    snapshot = recorder.context.snap(decode_batch(3, seq_lens_sum=2**70))
+    assert snapshot.scalar(schema.SNAPSHOT.names().index("seq_lens_sum")) == NOT_OBSERVED_CODE
+
+
+@pytest.mark.parametrize("base", [ring_core.RingCore, native.RingCore], ids=["plain", "chosen"])
+def test_a_snapshot_too_long_for_the_ring_is_counted(tmp_path: Path, base: Any) -> None:
+    values = list(range(40_000))
+    scalars = [NONE_CODE] * len(wire.SNAPSHOT_NAMES)
+    scalars[wire.ragged(wire.SNAPSHOT)[0]] = len(values)
+    ring, _, _ = carried_out(base, tmp_path, [], lambda writer: too_long(writer, scalars, values))
+    assert ring.counters["refused"] == 1
+
+
+def too_long(writer: Any, scalars: list[int], values: list[int]) -> None:
+    assert writer.keep(native.Snapshot(scalars, values)) == NOT_OBSERVED_CODE
+
+
+@needs_extension
 def test_a_build_for_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_LAYOUT", (0,))
     assert native._compiled() == (

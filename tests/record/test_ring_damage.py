@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from padtrace.errors import BadRecordingError
 from padtrace.record import ring_format as form
+from padtrace.record import wire
+from padtrace.record.native import Snapshot
 from padtrace.record.ring import EventWriter
 from padtrace.record.ring_reader import read_header, read_ring, read_static
+from padtrace.record.seal import seal
+from padtrace.recording.absent import NONE_CODE
 from tests.record.test_ring import READY, make, numbers, ready
 
 
@@ -107,3 +111,91 @@ def test_a_header_that_lies_about_sizes_allocates_nothing(filled: EventWriter) -
     filled.path.write_bytes(whole)
     with pytest.raises(BadRecordingError):
         read_ring(filled.path)
+
+
+def forge(path: Path, sequence: int, words: list[int]) -> None:
+    """Put a record of any words, with a right checksum, into a slot."""
+    header = read_header(path)[0]
+    record = struct.pack(f"<{len(words)}Q", *(word % 2**64 for word in words))
+    assert len(record) <= form.PAYLOAD_BYTES
+    checksum = zlib.crc32(record, form.seed(sequence, len(record)))
+    head = form.SLOT_HEAD.pack(sequence + 1, checksum, 0, 1, len(record))
+    at = form.STATIC_OFFSET + header.static + sequence % header.slots * form.SLOT_BYTES
+    whole = bytearray(path.read_bytes())
+    whole[at : at + form.SLOT_BYTES] = (head + record).ljust(form.SLOT_BYTES, b"\0")
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("size", [form.PAGE, 2 * form.PAGE, 2 * form.PAGE + 1, 3 * form.PAGE])
+def test_a_file_cut_before_its_slots_has_no_events(filled: EventWriter, size: int) -> None:
+    filled.path.write_bytes(filled.path.read_bytes()[:size])
+    assert read_ring(filled.path).events == {}
+
+
+def test_updates_of_events_that_are_gone_say_nothing(tmp_path: Path) -> None:
+    writer = make(tmp_path)
+    launch, forward = wire.kind_index("launch"), wire.kind_index("forward")
+    old = Snapshot([5] * len(wire.SNAPSHOT_NAMES), [])
+    for position in wire.ragged(wire.SNAPSHOT):
+        old = Snapshot([NONE_CODE if i == position else v for i, v in enumerate(old.scalars)], [])
+    scalars = [7] * len(wire.layout("forward"))
+    (entry,) = wire.references("forward")
+    scalars[entry] = writer.keep(old)
+    others = [NONE_CODE] * len(wire.layout("launch"))
+    for _ in range(100):
+        writer.write(launch, others)
+    writer.write(forward, scalars)
+    # The snapshot is overwritten before the event that refers to it is.
+    slots = read_header(writer.path)[0].slots
+    while writer.next < slots + 3:
+        writer.write(launch, others)
+    writer.update(forward, 7, (wire.column_index("forward", "failed"), 1))
+    ring = read_ring(writer.path)
+    assert "forward" not in ring.events
+    assert len(ring.events["launch"].scalars) > 100
+
+
+# A count of values below zero, and lengths that only add up after wrapping around.
+NEGATIVE = -(1 << 63)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [NEGATIVE | wire.RECORD_UPDATE | READY << 8 | 3 << 16, 5, 8, 9],
+        [NEGATIVE | wire.RECORD_EVENT | READY << 8 | 15 << 16, *range(15)],
+        [wire.RECORD_EVENT | 2**24 << 32 | READY << 8 | 15 << 16, *range(15)],
+    ],
+)
+def test_a_forged_record_is_dropped_and_counted(filled: EventWriter, words: list[int]) -> None:
+    before = numbers(read_ring(filled.path))
+    forge(filled.path, 300, words)
+    ring = read_ring(filled.path)
+    assert numbers(ring) == before
+    assert ring.damaged == 1
+
+
+def test_lengths_that_wrap_around_make_no_event(filled: EventWriter) -> None:
+    positions = wire.ragged("launch")
+    scalars = [0] * len(wire.layout("launch"))
+    # Four times 2**62 is nothing in 64 bits; with 2 it is the two values that follow.
+    for position in positions[:4]:
+        scalars[position] = 1 << 62
+    scalars[positions[0]] += 2
+    head = wire.RECORD_EVENT | wire.kind_index("launch") << 8 | len(scalars) << 16 | 2 << 32
+    if (len(scalars) + 3) * wire.WORD > form.PAYLOAD_BYTES:
+        pytest.skip("a launch does not fit one slot any more")
+    forge(filled.path, 300, [head, *scalars, 7, 8])
+    ring = read_ring(filled.path)
+    assert "launch" not in ring.events
+    assert ring.damaged == 1
+
+
+@pytest.mark.parametrize(
+    "facts", ['{"a":' * 600 + "1" + "}" * 600, f'{{"server_args": {{"node_rank": {2**70}}}}}']
+)
+def test_facts_no_server_has_do_not_stop_the_seal(filled: EventWriter, facts: str) -> None:
+    data = facts.encode()
+    filled._static(form.ENTRY_FACTS, 0, data)
+    sealed = seal([filled.path.parent])
+    assert sealed.recording.rows("ready") == 300

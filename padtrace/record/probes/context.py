@@ -30,6 +30,7 @@ class Context:
         self.forward_batch_class = forward_batch_class
         self.snapshots = SnapshotTaker(forward_batch_class, state.string, cp_rank)
         self.snap = self.snapshots.take
+        state.let_go = self.snapshots.forget
         self.backends: Any = None
         self._construction = state.string("construction")
 

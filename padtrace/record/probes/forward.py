@@ -79,8 +79,9 @@ class ForwardProbe:
         self._end(frame, exit_seq, NOT_OBSERVED_CODE, 1)
 
     def _end(self, frame: Frame, exit_seq: int, can_run_graph: int, failed: int) -> None:
+        # First, so that nothing that fails after it keeps a tensor.
+        self._context.snapshots.forget()
         self._finish_launches()
         self._state.forward = frame.subject
-        self._context.snapshots.forget()
         pairs = (EXIT_SEQ, exit_seq, _CAN_RUN_GRAPH, can_run_graph, _FAILED, failed)
         self._context.update(FORWARD, frame.enter_seq, pairs)
