@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,11 @@ def join(parts: Sequence[Recording]) -> Recording:
 
 class _Joiner(RecordingBuilder):
     """A RecordingBuilder that takes whole recordings, column by column."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        super().__init__(about)
+        # Rows of the table of snapshots, by their codes.
+        self._taken: dict[bytes, int] = {}
 
     def add(self, part: Recording) -> None:
         """Append the processes of a recording with all their events."""
@@ -59,12 +65,18 @@ class _Joiner(RecordingBuilder):
         """Rows in the joined recording, by row of the part."""
         table = part.table(schema.SNAPSHOT.name)
         columns = [numbers.of(c, table.column(c.name)) for c in schema.SNAPSHOT.columns]
+        matrix = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int64)
+        blob, width = matrix.tobytes(), matrix.shape[1] * matrix.itemsize
         rows = np.empty(table.rows, dtype=np.int64)
-        for row, key in enumerate(zip(*(codes.tolist() for codes in columns), strict=True)):
-            known = self._snapshots.get(key)
-            if known is None:
-                known = self._snapshots[key] = self._keep(schema.SNAPSHOT.name, key)
+        fresh: list[int] = []
+        for row in range(table.rows):
+            following = len(self._taken)
+            known = self._taken.setdefault(blob[row * width : (row + 1) * width], following)
+            if known == following:
+                fresh.append(row)
             rows[row] = known
+        for codes, target in zip(matrix[fresh].T, self._rows[schema.SNAPSHOT.name], strict=True):
+            target.frombytes(np.ascontiguousarray(codes).tobytes())
         return rows
 
 

@@ -62,10 +62,10 @@ class EventIndex:
         for kind in schema.EVENT_KINDS:
             table = recording.table(kind)
             names = [column.name for column in schema.event_columns(kind)]
-            columns = [table.column(name).tolist() for name in names]
+            process = table.column(names[0])
+            asked = (process >= processes.start) & (process < processes.stop)
+            columns = [table.column(name)[asked].tolist() for name in names]
             for values in zip(*columns, strict=True):
-                if values[0] not in processes:
-                    continue
                 raw = list(values)
                 entry = (raw[_BATCH_AT], raw[_ENTER_AT], kind, raw)
                 self._rows.setdefault(raw[0], []).append(entry)
