@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from padtrace.recording import schema
-from padtrace.recording.absent import NOT_OBSERVED_CODE, Absent, code_of
+from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE, Absent, code_of
 from padtrace.recording.model import Recording, TableData, Value, columns_from
 
 
@@ -90,7 +90,12 @@ class RecordingBuilder:
             if name not in places:
                 raise KeyError(f"table {table} has no column {name}")
             place, column_type = places[name]
-            codes[place] = value if value.__class__ is int else self._code(column_type, value)
+            if value is None:
+                codes[place] = NONE_CODE
+            elif value.__class__ is int:
+                codes[place] = value
+            else:
+                codes[place] = self._code(column_type, value)
         return self._keep(table, codes)
 
     def _keep(self, table: str, codes: Sequence[int]) -> int:
@@ -143,9 +148,12 @@ class RecordingBuilder:
         changed = {*compress(_SNAPSHOT_INDICES, map(is_not, seen, last))}.union(_SNAPSHOT_LISTS)
         for place in sorted(changed):
             value = seen[place]
-            if value.__class__ is not int:
-                value = self._code(_SNAPSHOT_TYPES[place], value)
-            codes[place] = value
+            if value is None:
+                codes[place] = NONE_CODE
+            elif value.__class__ is int:
+                codes[place] = value
+            else:
+                codes[place] = self._code(_SNAPSHOT_TYPES[place], value)
         self._last_snapshot = (seen, codes)
         key = tuple(codes)
         row = self._snapshots.get(key)
