@@ -18,7 +18,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps hold a copy of what was installed, so a change of either file installs again.
-$(VENV)/.base: pyproject.toml setup.py padtrace/record/_native.c | $(BIN)/python
+$(VENV)/.base: pyproject.toml setup.py $(wildcard padtrace/record/_native.c padtrace/record/native_c/*.h) | $(BIN)/python
 	@echo "installing padtrace into $(VENV)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@

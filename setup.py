@@ -1,5 +1,7 @@
 """What pyproject.toml cannot say yet: the extension of the recorder, which may fail to build."""
 
+import glob
+
 from setuptools import Extension, setup
 
 setup(
@@ -7,6 +9,7 @@ setup(
         Extension(
             "padtrace.record._native",
             ["padtrace/record/_native.c"],
+            depends=sorted(glob.glob("padtrace/record/native_c/*.h")),
             extra_compile_args=["-O2", "-std=c11"],
             optional=True,
         )

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from padtrace.record import native
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER_GROUP = "sglang.srt.plugins"
@@ -39,6 +44,21 @@ def test_the_stubs_are_data_of_the_lab(wheel: zipfile.ZipFile) -> None:
         assert f"padtrace/lab/site/{stub}" in names
     assert "padtrace/lab/models/tiny-dsa/config.json" in names
     assert "padtrace/contracts/known_reports.json" in names
+
+
+def _can_compile() -> bool:
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return shutil.which(compiler) is not None and header.exists()
+
+
+@pytest.mark.skipif(not _can_compile(), reason="there is no C compiler, or no header of Python")
+def test_the_extension_is_built_where_it_can_be(wheel: zipfile.ZipFile) -> None:
+    # It is optional, so an installation says nothing of a source that does not compile.
+    built = [name for name in wheel.namelist() if name.startswith("padtrace/record/_native.")]
+    assert [name for name in built if name.endswith((".so", ".pyd"))]
+    if os.environ.get(native.VARIABLE) != "0":
+        assert native.why_not == ""
 
 
 def test_no_bytecode_is_in_it(wheel: zipfile.ZipFile) -> None:

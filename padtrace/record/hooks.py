@@ -67,7 +67,7 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
     enter, leave = probe.enter, probe.leave
     if native.compiled is not None:
         call = native.compiled.Call(hook, state, enter, leave, state.guard.__exit__)
-        return _compiled(call.around, is_compiling)
+        return by_extension(call.around, is_compiling)
     running, guard, count, number = state.open, state.guard, state.writer.count, hook.number
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -101,8 +101,8 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
     return hooked
 
 
-def _compiled(call: Callable[..., Any], is_compiling: Callable[[], bool]) -> Around:
-    """The same by the extension, which torch.compile could not look into."""
+def by_extension(call: Callable[..., Any], is_compiling: Callable[[], bool]) -> Around:
+    """A hook whose work the extension does, which torch.compile could not look into."""
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
@@ -126,7 +126,7 @@ def watching(
     watch = Watch(state, hook.name)
     if native.compiled is not None:
         call = native.compiled.Call(hook, state, before, after, watch.__exit__)
-        return _compiled(call.watch, is_compiling)
+        return by_extension(call.watch, is_compiling)
     running, count, number = state.open, state.writer.count, hook.number
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -174,4 +174,5 @@ class Watch:
                 for hear in self._state.on_error:
                     hear(error, self._title, self._state.nobody)
             except Exception:
+                # As in the guard: the server's own exception must be what is seen.
                 return

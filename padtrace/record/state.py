@@ -13,15 +13,15 @@ from typing import Any
 from padtrace.record.native import Frame as Frame
 from padtrace.record.native import StateCore
 from padtrace.record.ring import EventWriter
+from padtrace.record.wire import column_index, kind_index
 from padtrace.recording.absent import NOT_OBSERVED_CODE
-from padtrace.recording.schema import EVENT_KINDS, event_columns
 
 # Kept on the ForwardBatch itself: the class is no key of a weak dictionary (it has no hash), and
 # SGLang walks its dataclass fields, never its attributes, except for a search for tensors.
 RECORD_ATTRIBUTE = "_padtrace"
 
 FORWARD, BATCH, SYNC, PLAN, READY, PAD, GRAPH, LAUNCH, UNPAD, ERROR = (
-    EVENT_KINDS.index(kind)
+    kind_index(kind)
     for kind in (
         "forward",
         "batch",
@@ -40,11 +40,6 @@ _CAPTURE_MODULES = (
     "sglang.srt.model_executor.runner_utils.capture_mode",
     "sglang.srt.model_executor.cuda_graph_runner",
 )
-
-
-def column_index(kind: str, name: str) -> int:
-    """Index of a column in an update of this kind of event."""
-    return [column.name for column in event_columns(kind)].index(name)
 
 
 EXIT_SEQ = column_index("forward", "exit_seq")

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
 from padtrace.recording.joining import join
@@ -57,8 +57,12 @@ def replay_shares(
     with ThreadPoolExecutor(len(parts)) as pool:
         asked = [pool.submit(one, i, part, told.by(i)) for i, part in enumerate(parts)]
         try:
-            replayed = [future.result() for future in asked]
+            wait(asked, return_when=FIRST_EXCEPTION)
+            # All of them, or one that raises here.
+            replayed = [future.result() for future in asked if future.done()]
         except BaseException:
+            # Also where the user interrupts: the threads must end before the pool does.
+            told.stopped = True
             stop()
             raise
     joined = join(replayed)
@@ -69,15 +73,22 @@ def replay_shares(
 
 
 class _Told:
-    """Adds up the progress of several threads for one listener."""
+    """Adds up the progress of several threads for one listener.
+
+    Attributes:
+        stopped: another share failed, so what a worker says next ends its thread.
+    """
 
     def __init__(self, workers: int, progress: Progress) -> None:
+        self.stopped = False
         self._done = [(0, 0)] * workers
         self._progress = progress
         self._lock = threading.Lock()
 
     def by(self, worker: int) -> Progress:
         def progress(done: int, total: int, text: str) -> None:
+            if self.stopped:
+                raise CancelledError
             with self._lock:
                 self._done[worker] = (done, total)
                 sums = [sum(column) for column in zip(*self._done, strict=True)]

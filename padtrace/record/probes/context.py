@@ -24,7 +24,6 @@ class Context:
     def __init__(self, state: State, forward_batch_class: type, cp_rank: Callable[[], int]) -> None:
         self.state = state
         self.string = state.string
-        self.event = state.event
         self.update = state.writer.update
         self.keep = state.writer.keep
         self.forward_batch_class = forward_batch_class
@@ -56,7 +55,7 @@ class Context:
         frame = state.enter("construction", record)
         exit_seq = state.leave(frame)
         snapshot = self.snap(batch)
-        self.event(BATCH, frame, exit_seq, (self._construction, self.keep(snapshot)))
+        state.event(BATCH, frame, exit_seq, (self._construction, self.keep(snapshot)))
         return record
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from padtrace.record.probes.context import Context, exit_number
 from padtrace.record.probes.ready import ReadyProbe
 from padtrace.record.snapshots import MODE
-from padtrace.record.state import EXIT_SEQ, FORWARD, Frame, column_index
+from padtrace.record.state import EXIT_SEQ, FORWARD, Frame
+from padtrace.record.wire import column_index
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 
 _CAN_RUN_GRAPH = column_index("forward", "can_run_graph")

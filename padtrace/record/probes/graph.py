@@ -6,8 +6,9 @@ from typing import Any
 
 from padtrace.record.probes.context import Context, exit_number
 from padtrace.record.snapshots import BATCH_SIZE
-from padtrace.record.state import EXIT_SEQ, GRAPH, Frame, column_index
+from padtrace.record.state import EXIT_SEQ, GRAPH, Frame
 from padtrace.record.values import integer_of
+from padtrace.record.wire import column_index
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
 
 _VERDICT = column_index("graph", "verdict")

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from padtrace.record import native
-from padtrace.record.hooks import Around, Hook
+from padtrace.record.hooks import Around, Hook, by_extension
 from padtrace.record.probes.context import Context
 from padtrace.record.probes.plan import note_planned_rows
-from padtrace.record.state import EXIT_SEQ, LAUNCH, BatchRecord, Frame, column_index
+from padtrace.record.state import EXIT_SEQ, LAUNCH, BatchRecord, Frame
 from padtrace.record.values import integer_of, rows_of
+from padtrace.record.wire import column_index
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 
 _COUNT = column_index("launch", "count")
@@ -174,20 +175,13 @@ class LaunchProbe:
         return hooked
 
     def _compiled(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
-        """The same by the extension, which torch.compile could not look into."""
+        """The same by the extension."""
         # The calls of a launch are counted when it is complete.
         call = native.compiled.Call(
             hook, self._state, self._enter, self._leave, self._state.guard.__exit__, False
         )
         self._repeats = native.compiled.Repeats(self._state, hook, call.around)
-        run = self._repeats.run
-
-        def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(*args, **kwargs)
-            return run(original, args, kwargs)
-
-        return hooked
+        return by_extension(self._repeats.run, is_compiling)
 
     def _enter(self, *args: Any, **kwargs: Any) -> Frame:
         return self._before(args, kwargs)

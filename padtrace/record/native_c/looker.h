@@ -1,0 +1,792 @@
+/* Looks at batches, from which snapshots are made; see snapshots.py. Part of _native.c. */
+
+/* ---- Looker ------------------------------------------------------------------------------ */
+
+enum { ROWS, INTEGER, NAME, ANY, VECTOR, COUNTED, CONVERSIONS };
+
+/* The columns that are read from attributes of one object. */
+typedef struct {
+    Py_ssize_t count;
+    PyObject *names;      /* tuple of interned str */
+    PyObject *converters; /* tuple: called for ANY and NAME, and for ROWS of no plain tensor */
+    int *places, *conversions;
+    PyObject **named; /* NAME: the value converted last */
+    int64_t *name_codes;
+} Columns;
+
+/* The columns of one class of speculative input. */
+typedef struct {
+    PyTypeObject *type;
+    Columns columns;
+    Py_ssize_t code_count;
+    int *code_places;
+    int64_t *codes;
+} Speculative;
+
+typedef struct {
+    PyObject *owner;
+    PyObject **raw; /* the attributes, then the speculative input */
+    PyObject **spec_raw;
+    Py_ssize_t spec_count;
+    Speculative *spec;
+    Snapshot *snapshot;
+} Look;
+
+#define MAX_COLUMNS 256
+#define MAX_ORDER 512
+#define MAX_SPECULATIVE 64
+#define MAX_SPEC_COLUMNS 64
+
+typedef struct {
+    PyObject_HEAD
+    Columns columns;
+    Py_ssize_t scalar_count, mirror;
+    int64_t *blank;
+    int max_place, sum_place;
+    PyObject *spec_name, *tensor_type, *lengths_of, *partial, *describe;
+    lenfunc length; /* of tensor_type's base in C */
+    Speculative *speculative[MAX_SPECULATIVE];
+    Py_ssize_t speculative_count;
+    Look looks[2];
+    int last;
+    /* Keys of a batch in their order, and which column each is; see fetch_in_order. */
+    Py_ssize_t order_length, order_columns[MAX_ORDER];
+    unsigned long misses;
+    /* The columns that are lists, which are looked into every time. */
+    Py_ssize_t list_count, lists[MAX_COLUMNS];
+    PyObject *order_keys[MAX_ORDER];
+} Looker;
+
+static PyTypeObject LookerType;
+
+static void columns_free(Columns *self)
+{
+    for (Py_ssize_t i = 0; self->named != NULL && i < self->count; i++)
+        Py_XDECREF(self->named[i]);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->converters);
+    PyMem_Free(self->places);
+    PyMem_Free(self->conversions);
+    PyMem_Free(self->named);
+    PyMem_Free(self->name_codes);
+    memset(self, 0, sizeof(*self));
+}
+
+/* From three tuples: names, (place, conversion) pairs, converters. */
+static int columns_fill(Columns *self, PyObject *names, PyObject *pairs, PyObject *converters,
+                        Py_ssize_t scalar_count)
+{
+    Py_ssize_t count;
+    if (!PyTuple_CheckExact(names) || !PyTuple_CheckExact(pairs) || !PyTuple_CheckExact(converters))
+        goto wrong;
+    count = PyTuple_GET_SIZE(names);
+    if (PyTuple_GET_SIZE(pairs) != count || PyTuple_GET_SIZE(converters) != count)
+        goto wrong;
+    self->places = PyMem_Calloc((size_t)count + 1, sizeof(int));
+    self->conversions = PyMem_Calloc((size_t)count + 1, sizeof(int));
+    self->named = PyMem_Calloc((size_t)count + 1, sizeof(PyObject *));
+    self->name_codes = PyMem_Calloc((size_t)count + 1, sizeof(int64_t));
+    if (!self->places || !self->conversions || !self->named || !self->name_codes) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->count = count;
+    self->names = Py_NewRef(names);
+    self->converters = Py_NewRef(converters);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(names, i)))
+            goto wrong;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(pairs, i), "ii", &self->places[i],
+                              &self->conversions[i]))
+            return -1;
+        if (self->places[i] < 0 || self->places[i] >= scalar_count || self->conversions[i] < 0 ||
+            self->conversions[i] >= CONVERSIONS)
+            goto wrong;
+    }
+    return 0;
+wrong:
+    PyErr_SetString(PyExc_ValueError, "columns come as names, pairs and converters");
+    return -1;
+}
+
+static void look_clear(Look *look, Py_ssize_t count)
+{
+    Py_CLEAR(look->owner);
+    Py_CLEAR(look->snapshot);
+    for (Py_ssize_t i = 0; look->raw != NULL && i <= count; i++)
+        Py_CLEAR(look->raw[i]);
+    for (Py_ssize_t i = 0; look->spec_raw != NULL && i < look->spec_count; i++)
+        Py_CLEAR(look->spec_raw[i]);
+    look->spec_count = 0;
+    look->spec = NULL;
+}
+
+static void looker_dealloc(Looker *self)
+{
+    for (int i = 0; i < 2; i++) {
+        look_clear(&self->looks[i], self->columns.count);
+        PyMem_Free(self->looks[i].raw);
+        PyMem_Free(self->looks[i].spec_raw);
+    }
+    for (Py_ssize_t i = 0; i < self->speculative_count; i++) {
+        Speculative *spec = self->speculative[i];
+        Py_XDECREF((PyObject *)spec->type);
+        columns_free(&spec->columns);
+        PyMem_Free(spec->code_places);
+        PyMem_Free(spec->codes);
+        PyMem_Free(spec);
+    }
+    for (Py_ssize_t i = 0; i < MAX_ORDER; i++)
+        Py_XDECREF(self->order_keys[i]);
+    columns_free(&self->columns);
+    PyMem_Free(self->blank);
+    Py_XDECREF(self->spec_name);
+    Py_XDECREF(self->tensor_type);
+    Py_XDECREF(self->lengths_of);
+    Py_XDECREF(self->partial);
+    Py_XDECREF(self->describe);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *looker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"names",       "pairs",      "converters", "blank",   "mirror",
+                               "lengths",     "tensor_type", "lengths_of", "partial", "describe",
+                               NULL};
+    PyObject *names, *pairs, *converters, *blank, *tensor_type, *lengths_of, *partial, *describe;
+    Py_ssize_t mirror;
+    int max_place, sum_place;
+    Looker *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!n(ii)OOOO", keywords, &names, &pairs,
+                                     &converters, &PyList_Type, &blank, &mirror, &max_place,
+                                     &sum_place, &tensor_type, &lengths_of, &partial, &describe))
+        return NULL;
+    self = (Looker *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->scalar_count = PyList_GET_SIZE(blank);
+    if (columns_fill(&self->columns, names, pairs, converters, self->scalar_count) < 0)
+        goto bad;
+    if (self->columns.count > MAX_COLUMNS || mirror < 0 || mirror > self->columns.count || max_place < 0 || sum_place < 0 ||
+        max_place >= self->scalar_count || sum_place >= self->scalar_count) {
+        PyErr_SetString(PyExc_ValueError, "no such column");
+        goto bad;
+    }
+    for (Py_ssize_t i = 0; i < self->columns.count; i++)
+        if (self->columns.conversions[i] == VECTOR || self->columns.conversions[i] == COUNTED)
+            self->lists[self->list_count++] = i;
+    self->mirror = mirror;
+    self->max_place = max_place;
+    self->sum_place = sum_place;
+    if (PyList_GET_SIZE(blank) != self->scalar_count) {
+        PyErr_SetString(PyExc_ValueError, "the blank changed");
+        goto bad;
+    }
+    self->blank = PyMem_Calloc((size_t)self->scalar_count + 1, sizeof(int64_t));
+    for (int i = 0; i < 2; i++) {
+        self->looks[i].raw = PyMem_Calloc((size_t)self->columns.count + 1, sizeof(PyObject *));
+        self->looks[i].spec_raw = PyMem_Calloc(MAX_SPEC_COLUMNS, sizeof(PyObject *));
+    }
+    if (!self->blank || !self->looks[0].raw || !self->looks[1].raw || !self->looks[0].spec_raw ||
+        !self->looks[1].spec_raw) {
+        PyErr_NoMemory();
+        goto bad;
+    }
+    if (copy_numbers(blank, self->blank) < 0)
+        goto bad;
+    self->spec_name = PyUnicode_InternFromString("spec_info");
+    if (self->spec_name == NULL)
+        goto bad;
+    self->tensor_type = Py_NewRef(tensor_type);
+    if (PyType_Check(tensor_type)) {
+        PyTypeObject *base = ((PyTypeObject *)tensor_type)->tp_base;
+        if (base != NULL && base->tp_as_mapping != NULL)
+            self->length = base->tp_as_mapping->mp_length;
+    }
+    self->lengths_of = Py_NewRef(lengths_of);
+    self->partial = Py_NewRef(partial);
+    self->describe = Py_NewRef(describe);
+    return (PyObject *)self;
+bad:
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* How to read a class of speculative input, asked of Python once a class. */
+static Speculative *looker_speculative(Looker *self, PyObject *spec)
+{
+    PyTypeObject *type = Py_TYPE(spec);
+    PyObject *told, *codes, *names, *pairs, *converters;
+    Speculative *found;
+    for (Py_ssize_t i = 0; i < self->speculative_count; i++)
+        if (self->speculative[i]->type == type)
+            return self->speculative[i];
+    if (self->speculative_count == MAX_SPECULATIVE) {
+        PyErr_SetString(PyExc_RuntimeError, "too many classes of speculative input");
+        return NULL;
+    }
+    told = PyObject_CallOneArg(self->describe, spec);
+    if (told == NULL)
+        return NULL;
+    found = PyMem_Calloc(1, sizeof(Speculative));
+    if (found == NULL) {
+        PyErr_NoMemory();
+        goto bad;
+    }
+    if (!PyArg_ParseTuple(told, "O!OOO", &PyTuple_Type, &codes, &names, &pairs, &converters))
+        goto bad;
+    if (columns_fill(&found->columns, names, pairs, converters, self->scalar_count) < 0)
+        goto bad;
+    found->code_count = PyTuple_GET_SIZE(codes);
+    found->code_places = PyMem_Calloc((size_t)found->code_count + 1, sizeof(int));
+    found->codes = PyMem_Calloc((size_t)found->code_count + 1, sizeof(int64_t));
+    if (!found->code_places || !found->codes || found->columns.count > MAX_SPEC_COLUMNS) {
+        PyErr_SetString(PyExc_ValueError, "too many columns");
+        goto bad;
+    }
+    for (Py_ssize_t i = 0; i < found->code_count; i++) {
+        long long code;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(codes, i), "iL", &found->code_places[i], &code))
+            goto bad;
+        found->codes[i] = code;
+        if (found->code_places[i] < 0 || found->code_places[i] >= self->scalar_count) {
+            PyErr_SetString(PyExc_ValueError, "no such column");
+            goto bad;
+        }
+    }
+    if (self->speculative_count == MAX_SPECULATIVE) { /* `describe` may have come back here */
+        PyErr_SetString(PyExc_RuntimeError, "too many classes of speculative input");
+        goto bad;
+    }
+    Py_DECREF(told);
+    Py_INCREF((PyObject *)type);
+    found->type = type;
+    self->speculative[self->speculative_count++] = found;
+    return found;
+bad:
+    Py_DECREF(told);
+    if (found != NULL) {
+        columns_free(&found->columns);
+        PyMem_Free(found->code_places);
+        PyMem_Free(found->codes);
+        PyMem_Free(found);
+    }
+    return NULL;
+}
+
+/* A list of ints, or an empty one: what a vector can be. */
+static int is_integers(PyObject *value)
+{
+    return PyList_CheckExact(value) &&
+           (PyList_GET_SIZE(value) == 0 || PyLong_CheckExact(PyList_GET_ITEM(value, 0)));
+}
+
+static int64_t call_converter(PyObject *converter, PyObject *value)
+{
+    PyObject *number = PyObject_CallOneArg(converter, value);
+    int64_t code = NOT_OBSERVED_CODE;
+    int overflow = 0;
+    if (number == NULL)
+        return -1;
+    if (PyLong_Check(number)) {
+        code = PyLong_AsLongLongAndOverflow(number, &overflow);
+        if (overflow)
+            code = NOT_OBSERVED_CODE;
+    }
+    Py_DECREF(number);
+    return code;
+}
+
+/* Rows of a plain tensor by the C function under its `__len__`, which is one of Python. */
+static Py_ssize_t tensor_rows(Looker *self, PyObject *tensor)
+{
+    return self->length == NULL ? -1 : self->length(tensor);
+}
+
+/* The code of a value, no vector; -1 may come with an exception. */
+static int64_t looker_convert(Looker *self, Columns *columns, Py_ssize_t i, PyObject *value)
+{
+    PyObject *converter = PyTuple_GET_ITEM(columns->converters, i);
+    if (value == Py_None)
+        return NONE_CODE;
+    switch (columns->conversions[i]) {
+    case ROWS:
+        if (PyList_CheckExact(value))
+            return PyList_GET_SIZE(value);
+        if ((PyObject *)Py_TYPE(value) == self->tensor_type) {
+            Py_ssize_t rows = tensor_rows(self, value);
+            if (rows > 0)
+                return rows;
+            if (!forgive()) /* empty, or a scalar: the converter knows which */
+                return -1;
+        }
+        return call_converter(converter, value);
+    case COUNTED: {
+        Py_ssize_t length = PyObject_Size(value);
+        return length;
+    }
+    case INTEGER: {
+        int overflow = 0;
+        long long number;
+        if (!PyLong_Check(value))
+            return NOT_OBSERVED_CODE;
+        number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow ? NOT_OBSERVED_CODE : number;
+    }
+    case NAME:
+        if (columns->named[i] != value) {
+            int64_t code = call_converter(converter, value);
+            if (code == -1 && PyErr_Occurred())
+                return -1;
+            Py_INCREF(value);
+            Py_XSETREF(columns->named[i], value);
+            columns->name_codes[i] = code;
+        }
+        return columns->name_codes[i];
+    default:
+        return call_converter(converter, value);
+    }
+}
+
+/* Largest and sum of seq_lens_cpu; 0 with an exception set. */
+static int looker_lengths(Looker *self, PyObject *mirror, int64_t *scalars)
+{
+    PyObject *pair;
+    scalars[self->max_place] = scalars[self->sum_place] = NONE_CODE;
+    if (mirror == Py_None)
+        return 1;
+    if ((PyObject *)Py_TYPE(mirror) == self->tensor_type) {
+        PyObject *on_host = PyObject_GetAttr(mirror, text_is_cpu), *listed;
+        Py_ssize_t rows = on_host == NULL ? -1 : tensor_rows(self, mirror);
+        int64_t largest = 0, sum = 0;
+        int plain = on_host == Py_True && rows > 0 && rows <= SHORT_MIRROR;
+        Py_XDECREF(on_host);
+        if (!forgive())
+            return 0;
+        if (plain) {
+            listed = PyObject_CallMethodNoArgs(mirror, text_tolist);
+            if (listed == NULL)
+                return 0;
+            plain = PyList_CheckExact(listed);
+            for (Py_ssize_t i = 0; plain && i < PyList_GET_SIZE(listed); i++) {
+                PyObject *item = PyList_GET_ITEM(listed, i);
+                int overflow = 0;
+                int64_t length = 0;
+                if (PyLong_CheckExact(item))
+                    length = PyLong_AsLongLongAndOverflow(item, &overflow);
+                else
+                    plain = 0;
+                if (overflow || length > INT64_MAX / (SHORT_MIRROR + 1) ||
+                    length < -(INT64_MAX / (SHORT_MIRROR + 1)))
+                    plain = 0;
+                largest = i == 0 || length > largest ? length : largest;
+                sum += plain ? length : 0;
+            }
+            Py_DECREF(listed);
+        }
+        if (plain) {
+            scalars[self->max_place] = largest;
+            scalars[self->sum_place] = sum;
+            return 1;
+        }
+    }
+    pair = PyObject_CallOneArg(self->lengths_of, mirror);
+    if (pair == NULL)
+        return 0;
+    if (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2) {
+        Py_DECREF(pair);
+        PyErr_SetString(PyExc_TypeError, "lengths come as a pair");
+        return 0;
+    }
+    scalars[self->max_place] = int64_of(PyTuple_GET_ITEM(pair, 0));
+    scalars[self->sum_place] = int64_of(PyTuple_GET_ITEM(pair, 1));
+    Py_DECREF(pair);
+    return !PyErr_Occurred();
+}
+
+/* Whether the lists among the attributes still hold what the snapshot says. */
+static int lists_same(Looker *self, PyObject **now, Snapshot *snapshot)
+{
+    const int64_t *scalars = snapshot->record + 1;
+    const int64_t *values = scalars + snapshot->scalar_count;
+    for (Py_ssize_t at = 0; at < self->list_count; at++) {
+        const Py_ssize_t i = self->lists[at];
+        const int conversion = self->columns.conversions[i];
+        const int64_t code = scalars[self->columns.places[i]];
+        PyObject *value = now[i];
+        if (conversion == COUNTED && value != Py_None) {
+            if (!PyList_CheckExact(value) || PyList_GET_SIZE(value) != code)
+                return 0;
+        } else if (conversion == VECTOR && value != Py_None) {
+            /* One that was not observed is converted again: it may be readable now. */
+            if (!is_integers(value) || PyList_GET_SIZE(value) != code)
+                return 0;
+            for (Py_ssize_t k = 0; k < code; k++) {
+                int overflow = 0;
+                PyObject *item = PyList_GET_ITEM(value, k);
+                if (!PyLong_CheckExact(item) ||
+                    PyLong_AsLongLongAndOverflow(item, &overflow) != values[k] || overflow)
+                    return 0;
+            }
+            values += code;
+        }
+    }
+    return 1;
+}
+
+/* The attributes of a speculative input now; how many, -1 with an exception set. */
+static Py_ssize_t speculative_now(Speculative *spec, PyObject *object, PyObject **into)
+{
+    for (Py_ssize_t i = 0; i < spec->columns.count; i++) {
+        into[i] = PyObject_GetAttr(object, PyTuple_GET_ITEM(spec->columns.names, i));
+        if (into[i] == NULL) {
+            while (i-- > 0)
+                Py_DECREF(into[i]);
+            return -1;
+        }
+    }
+    return spec->columns.count;
+}
+
+/* Room for the values of every vector among the attributes. */
+static Py_ssize_t vector_room(Looker *self, PyObject **now)
+{
+    Py_ssize_t room = 0;
+    for (Py_ssize_t at = 0; at < self->list_count; at++) {
+        const Py_ssize_t i = self->lists[at];
+        if (self->columns.conversions[i] == VECTOR && is_integers(now[i]))
+            room += PyList_GET_SIZE(now[i]);
+    }
+    return room;
+}
+
+/* Copy the vectors; those that are no list of int64 were not observed. The values copied. */
+static Py_ssize_t fill_vectors(Looker *self, PyObject **now, int64_t *scalars, int64_t *values,
+                               Py_ssize_t room)
+{
+    Py_ssize_t used = 0;
+    for (Py_ssize_t at = 0; at < self->list_count; at++) {
+        const Py_ssize_t i = self->lists[at];
+        int64_t *code;
+        Py_ssize_t count;
+        if (self->columns.conversions[i] != VECTOR)
+            continue;
+        code = &scalars[self->columns.places[i]];
+        if (now[i] == Py_None) {
+            *code = NONE_CODE;
+            continue;
+        }
+        *code = NOT_OBSERVED_CODE;
+        if (!is_integers(now[i]))
+            continue;
+        count = PyList_GET_SIZE(now[i]);
+        if (count > room - used)
+            continue;
+        *code = count;
+        for (Py_ssize_t k = 0; k < count; k++) {
+            int overflow = 0;
+            PyObject *item = PyList_GET_ITEM(now[i], k);
+            if (!PyLong_CheckExact(item)) {
+                *code = NOT_OBSERVED_CODE;
+                break;
+            }
+            values[used + k] = PyLong_AsLongLongAndOverflow(item, &overflow);
+            if (overflow) {
+                *code = NOT_OBSERVED_CODE;
+                break;
+            }
+        }
+        if (*code == count)
+            used += count;
+    }
+    return used;
+}
+
+/* The snapshot of attributes that differ from the last look; a new reference. */
+static Snapshot *looker_convert_all(Looker *self, Look *look, PyObject **now, Speculative *spec,
+                                    PyObject **spec_now)
+{
+    Snapshot *before = look->snapshot, *made;
+    Columns *columns = &self->columns;
+    int64_t *scalars;
+    Py_ssize_t room;
+    made = snapshot_make(&SnapshotType, self->scalar_count, vector_room(self, now));
+    if (made == NULL)
+        return NULL;
+    scalars = made->record + 1;
+    room = made->value_count;
+    memcpy(scalars, before == NULL ? self->blank : before->record + 1,
+           sizeof(int64_t) * (size_t)self->scalar_count);
+    for (Py_ssize_t i = 0; i < columns->count; i++) {
+        int64_t code;
+        if (columns->conversions[i] == VECTOR ||
+            (before != NULL && now[i] == look->raw[i] && columns->conversions[i] != COUNTED))
+            continue;
+        code = looker_convert(self, columns, i, now[i]);
+        if (code == -1 && PyErr_Occurred())
+            goto bad;
+        scalars[columns->places[i]] = code;
+    }
+    if ((before == NULL || now[self->mirror] != look->raw[self->mirror]) &&
+        !looker_lengths(self, now[self->mirror], scalars))
+        goto bad;
+    if (before == NULL || look->spec != spec)
+        for (Py_ssize_t i = 0; i < spec->code_count; i++)
+            scalars[spec->code_places[i]] = spec->codes[i];
+    for (Py_ssize_t i = 0; i < spec->columns.count; i++) {
+        int64_t code;
+        if (before != NULL && look->spec == spec && look->spec_raw[i] == spec_now[i])
+            continue;
+        code = looker_convert(self, &spec->columns, i, spec_now[i]);
+        if (code == -1 && PyErr_Occurred())
+            goto bad;
+        scalars[spec->columns.places[i]] = code;
+    }
+    /* Last, since the code that ran above may have changed a list. */
+    made->value_count = fill_vectors(self, now, scalars, scalars + self->scalar_count, room);
+    made->record[0] =
+        record_head(RECORD_EVENT, SNAPSHOT_KIND, made->scalar_count, made->value_count);
+    if (before != NULL && before->value_count == made->value_count &&
+        memcmp(before->record, made->record,
+               sizeof(int64_t) * (size_t)(1 + made->scalar_count + made->value_count)) == 0) {
+        /* Other objects of the same sizes are no other snapshot, and need no other record. */
+        Py_DECREF(made);
+        Py_INCREF(before);
+        return before;
+    }
+    return made;
+bad:
+    Py_DECREF(made);
+    return NULL;
+}
+
+/* The attributes of a batch now, borrowed, by the order in which its dict held them last time.
+ * A dataclass sets its fields in one order, so this is one walk instead of a search each. */
+static int fetch_in_order(Looker *self, PyObject *fields, PyObject **now)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0, at = 0;
+    if (self->order_length == 0)
+        return 0;
+    while (at < self->order_length && PyDict_Next(fields, &position, &key, &value)) {
+        if (key != self->order_keys[at])
+            return 0;
+        if (self->order_columns[at] >= 0)
+            now[self->order_columns[at]] = value;
+        at++;
+    }
+    return at == self->order_length;
+}
+
+/* Remember the order of the keys up to the last one that is a column. */
+static void learn_order(Looker *self, PyObject *fields)
+{
+    const Py_ssize_t count = self->columns.count;
+    PyObject *key, *value;
+    Py_ssize_t position = 0, at = 0, found = 0;
+    self->order_length = 0;
+    while (PyDict_Next(fields, &position, &key, &value) && at < MAX_ORDER) {
+        Py_ssize_t column = -1;
+        for (Py_ssize_t i = 0; i <= count && column < 0; i++)
+            if (key == (i < count ? PyTuple_GET_ITEM(self->columns.names, i) : self->spec_name))
+                column = i;
+        found += column >= 0;
+        Py_INCREF(key);
+        Py_XSETREF(self->order_keys[at], key);
+        self->order_columns[at++] = column;
+        if (found == count + 1) {
+            self->order_length = at;
+            return;
+        }
+    }
+}
+
+/* The attributes of a batch now, borrowed; 0 if one is missing or an exception is set. */
+static int fetch(Looker *self, PyObject *fields, PyObject **now)
+{
+    const Py_ssize_t count = self->columns.count;
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    if (fetch_in_order(self, fields, now))
+        return 1;
+    while (PyDict_Next(fields, &position, &key, &value))
+        if (!PyUnicode_CheckExact(key))
+            return 0; /* its comparison could run code, while references are borrowed */
+    for (Py_ssize_t i = 0; i <= count; i++) {
+        PyObject *name = i < count ? PyTuple_GET_ITEM(self->columns.names, i) : self->spec_name;
+        now[i] = PyDict_GetItemWithError(fields, name);
+        if (now[i] == NULL)
+            return 0;
+    }
+    /* Seldom, since it costs more than the search, and batches may keep no order. */
+    if (self->misses++ % 256 == 0)
+        learn_order(self, fields);
+    return 1;
+}
+
+/* Keep a look; what it takes the place of is let go last, since that may run code. */
+static void look_keep(Look *into, PyObject *fields, Snapshot *snapshot, Speculative *spec,
+                      PyObject **now, Py_ssize_t count, PyObject **spec_now, Py_ssize_t spec_count)
+{
+    Snapshot *old = into->snapshot;
+    PyObject *old_owner = into->owner, *gone[MAX_COLUMNS + 1 + MAX_SPEC_COLUMNS];
+    Py_ssize_t gone_count = 0;
+    Py_INCREF(snapshot);
+    into->snapshot = snapshot;
+    Py_INCREF(fields);
+    into->owner = fields;
+    into->spec = spec;
+    into->spec_count = spec_count;
+    for (Py_ssize_t i = 0; i <= count; i++) {
+        gone[gone_count++] = into->raw[i];
+        Py_INCREF(now[i]);
+        into->raw[i] = now[i];
+    }
+    for (Py_ssize_t i = 0; i < MAX_SPEC_COLUMNS; i++) {
+        gone[gone_count++] = into->spec_raw[i];
+        into->spec_raw[i] = i < spec_count ? spec_now[i] : NULL;
+        Py_XINCREF(into->spec_raw[i]);
+    }
+    while (gone_count > 0)
+        Py_XDECREF(gone[--gone_count]);
+    Py_XDECREF((PyObject *)old);
+    Py_XDECREF(old_owner);
+}
+
+/* A copy of a look that keeps alive what it refers to: converters may run code that looks again. */
+static void look_hold(const Look *look, Look *held, PyObject **raw, PyObject **spec_raw,
+                      Py_ssize_t count)
+{
+    *held = *look;
+    held->raw = raw;
+    held->spec_raw = spec_raw;
+    Py_XINCREF((PyObject *)held->owner);
+    Py_XINCREF((PyObject *)held->snapshot);
+    for (Py_ssize_t i = 0; i <= count; i++) {
+        raw[i] = look->raw[i];
+        Py_XINCREF(raw[i]);
+    }
+    for (Py_ssize_t i = 0; i < look->spec_count; i++) {
+        spec_raw[i] = look->spec_raw[i];
+        Py_XINCREF(spec_raw[i]);
+    }
+}
+
+/* A look at attributes that are all there; the speculative input is held by the caller. */
+static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_input)
+{
+    const Py_ssize_t count = self->columns.count;
+    PyObject *now[MAX_COLUMNS + 1], *spec_now[MAX_SPEC_COLUMNS];
+    Look *look = &self->looks[self->last];
+    Py_ssize_t spec_count;
+    Speculative *spec;
+    Snapshot *found = NULL;
+    if (look->owner != fields) {
+        /* SGLang goes back and forth between a batch and its padded copy. */
+        self->last = 1 - self->last;
+        if (self->looks[self->last].owner == fields)
+            look = &self->looks[self->last];
+    }
+    spec = looker_speculative(self, spec_input);
+    if (spec == NULL)
+        return NULL;
+    spec_count = speculative_now(spec, spec_input, spec_now);
+    if (spec_count < 0)
+        return NULL;
+    /* From here to the comparison no code of Python runs, so borrowed references will do. */
+    if (!fetch(self, fields, now)) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_KeyError, "an attribute is missing");
+    } else if (look->owner == fields && look->spec == spec &&
+               memcmp(now, look->raw, sizeof(PyObject *) * (size_t)(count + 1)) == 0 &&
+               memcmp(spec_now, look->spec_raw, sizeof(PyObject *) * (size_t)spec_count) == 0 &&
+               lists_same(self, now, look->snapshot)) {
+        found = look->snapshot;
+        Py_INCREF(found);
+    } else {
+        PyObject *raw[MAX_COLUMNS + 1], *spec_raw[MAX_SPEC_COLUMNS];
+        Look held;
+        for (Py_ssize_t i = 0; i <= count; i++)
+            Py_INCREF(now[i]);
+        look_hold(look, &held, raw, spec_raw, count);
+        found = looker_convert_all(self, &held, now, spec, spec_now);
+        if (found != NULL)
+            look_keep(&self->looks[self->last], fields, found, spec, now, count, spec_now,
+                      spec_count);
+        look_clear(&held, count);
+        for (Py_ssize_t i = 0; i <= count; i++)
+            Py_DECREF(now[i]);
+    }
+    for (Py_ssize_t i = 0; i < spec_count; i++)
+        Py_DECREF(spec_now[i]);
+    return (PyObject *)found;
+}
+
+static PyObject *looker_take(Looker *self, PyObject *batch)
+{
+    PyObject *fields = PyObject_GetAttr(batch, text_dict), *spec_input = NULL, *found = NULL;
+    if (fields != NULL && PyDict_CheckExact(fields))
+        spec_input = PyDict_GetItemWithError(fields, self->spec_name);
+    if (spec_input != NULL) {
+        Py_INCREF(spec_input);
+        found = looker_look(self, fields, spec_input);
+        Py_DECREF(spec_input);
+    }
+    Py_XDECREF(fields);
+    if (found != NULL)
+        return found;
+    /* Attributes are missing: the slow way knows which may. */
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_KeyError) &&
+        !(fields == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)))
+        return NULL;
+    PyErr_Clear();
+    return PyObject_CallOneArg(self->partial, batch);
+}
+
+static PyObject *looker_forget(Looker *self, PyObject *unused)
+{
+    self->last = 0;
+    look_clear(&self->looks[0], self->columns.count);
+    look_clear(&self->looks[1], self->columns.count);
+    Py_RETURN_NONE;
+}
+
+/* read(object, own): the columns of this Looker from the attributes of an object, into a list */
+static PyObject *looker_read(Looker *self, PyObject *const *given, Py_ssize_t count)
+{
+    Columns *columns = &self->columns;
+    if (count != 2 || !PyList_CheckExact(given[1]) || PyList_GET_SIZE(given[1]) < self->scalar_count) {
+        PyErr_SetString(PyExc_TypeError, "read takes an object and a list");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < columns->count; i++) {
+        PyObject *value = PyObject_GetAttr(given[0], PyTuple_GET_ITEM(columns->names, i)), *number;
+        int64_t code;
+        if (value == NULL)
+            return NULL;
+        code = looker_convert(self, columns, i, value);
+        Py_DECREF(value);
+        if (code == -1 && PyErr_Occurred())
+            return NULL;
+        number = PyLong_FromLongLong(code);
+        if (number == NULL || PyList_SetItem(given[1], columns->places[i], number) < 0)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef looker_methods[] = {
+    {"read", (PyCFunction)(void (*)(void))looker_read, METH_FASTCALL, NULL},
+    {"take", (PyCFunction)looker_take, METH_O, NULL},
+    {"forget", (PyCFunction)looker_forget, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject LookerType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "padtrace.record._native.Looker",
+    .tp_basicsize = sizeof(Looker),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = looker_new,
+    .tp_dealloc = (destructor)looker_dealloc,
+    .tp_methods = looker_methods,
+};
