@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 
+from padtrace.contracts.evidence import Evidence
 from padtrace.errors import EnvironmentMissingError
 from padtrace.explore.make import make
 from padtrace.recording import schema
 from padtrace.recording.absent import Absent
 from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.model import Event, Recording
+from padtrace.recording.reader import read
 from padtrace.replay import releases, service
 from padtrace.replay.worker.standins import NotHeldError
+from padtrace.report.summary import releases as releases_of
 
 pytestmark = pytest.mark.release
 
+RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
 VERSION = "0.5.18"
 CRASH = {
     "forward_mode": "DRAFT_EXTEND_V2", "spec": "draft_extend", "width": 6, "bs": [1], "attn_tp": 8,
@@ -177,6 +181,19 @@ def test_another_release_keeps_its_own_rows() -> None:
     assert _rows(replayed) == (6, 7)
     assert replayed.coverage["replay"]["outside_edits"] == 0
     assert replayed.about["recorded_on"] == "0.5.17"
+
+
+def test_a_replay_names_the_release_that_made_its_rows() -> None:
+    # Recorded on 0.5.18, whose name is in the facts of every process as well.
+    recording = read(RECORDINGS / "crash.safetensors")
+    assert releases_of(recording) == ["0.5.18"]
+    _root("0.5.17")
+    replayed = service.replay(recording, sglang="0.5.17", kernels="off")
+    assert releases_of(replayed) == ["0.5.17"]
+    assert replayed.about["recorded_on"] == "0.5.18"
+    # Contracts look there for what a release tolerates, and which reports it is known for.
+    evidence = Evidence(replayed)
+    assert [evidence.facts(process).sglang.version for process in range(4)] == ["0.5.17"] * 4
 
 
 def test_a_field_that_was_not_recorded_names_sglangs_line() -> None:

@@ -11,6 +11,9 @@ from typing import Any, BinaryIO
 from padtrace.errors import EnvironmentMissingError, PadtraceError
 from padtrace.replay import protocol
 
+_WITHOUT_SGLANG = "run it with the interpreter that has SGLang, or name a release: --sglang 0.5.18"
+_INCOMPLETE = "padtrace's own base environment has everything: unset PADTRACE_REPLAY_PYTHON"
+
 
 def main() -> int:
     """Serve requests until `Stop` or the end of stdin; returns the exit code."""
@@ -46,10 +49,11 @@ def _import(start: protocol.Start, outgoing: BinaryIO) -> Any:
 
         version = import_release()
     except ImportError as error:
+        named = "SGLang of this interpreter" if start.root is None else f"SGLang {start.name}"
         raise EnvironmentMissingError(
-            f"SGLang {start.name} cannot be imported",
+            f"{named} cannot be imported",
             f"{type(error).__name__}: {error}",
-            "padtrace's own base environment has everything: unset PADTRACE_REPLAY_PYTHON",
+            _WITHOUT_SGLANG if start.root is None else _INCOMPLETE,
         ) from error
     from padtrace.replay.worker.planning import prepare_modules
     from padtrace.replay.worker.replayer import Release

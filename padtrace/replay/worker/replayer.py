@@ -106,12 +106,20 @@ class Replayer:
         done = 0
         for process, of_process in zip(processes, groups, strict=True):
             facts = self._recording.facts[process]
-            row = self._builder.add_process(self._recording.process(process), facts)
+            told = self._restated(facts)
+            row = self._builder.add_process(self._recording.process(process), told)
             done = self._replay_process(row, view(facts), of_process, done, total)
         recording = self._builder.finish(self._coverage())
         recording.about["chain_texts"] = [list(chain) for chain in self._chain_texts]
         recording.about["chains"] = self._chains
         return recording
+
+    def _restated(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts with the SGLang that makes the rows now; `about` keeps what was recorded."""
+        recorded = facts.get("sglang")
+        kept = recorded if isinstance(recorded, dict) else {}
+        sglang = {name: value for name, value in kept.items() if name != "commit"}
+        return {**facts, "sglang": {**sglang, "version": self._release.version}}
 
     def _replay_process(
         self, process: int, facts: Facts, groups: list[Group], done: int, total: int
