@@ -114,24 +114,38 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True)
 
 
+def map_new_file(path: Path, size: int, flags: int = mmap.MAP_SHARED) -> mmap.mmap:
+    """A new file (0600) whose whole room is taken on the disk, mapped.
+
+    Raises:
+        OSError, ValueError, OverflowError: there is no room or no place; nothing is left behind.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(handle, 0, size)
+        return mmap.mmap(handle, size, flags=flags)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(handle)
+
+
 def _allocate(path: Path, size: int, header: bytes) -> mmap.mmap:
     """A new file of `size` bytes with `header`, mapped; removed again if any of it fails."""
     # Under another name until the header stands, so that nobody reads half a ring.
     fresh = path.with_suffix(".new")
-    handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    mapping = map_new_file(fresh, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    # Made writable page by page now, so that the forward path does not meet the page faults; a
+    # kernel before 5.14 does not know this.
+    with contextlib.suppress(OSError):
+        mapping.madvise(_MADV_POPULATE_WRITE)
+    mapping[: len(header)] = header
     try:
-        os.posix_fallocate(handle, 0, size)
-        mapping = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        # Made writable page by page now, so that the forward path does not meet the page faults;
-        # a kernel before 5.14 does not know this.
-        with contextlib.suppress(OSError):
-            mapping.madvise(_MADV_POPULATE_WRITE)
-        mapping[: len(header)] = header
         os.rename(fresh, path)
-    except BaseException:
+    except OSError:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise
-    finally:
-        os.close(handle)
     return mapping

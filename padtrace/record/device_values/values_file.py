@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 from padtrace.record.device_values import layout
-from padtrace.record.ring_file import RingUnavailable
+from padtrace.record.ring_file import RingUnavailable, map_new_file
 
 _KEPT = layout.COUNTER["kept"]
 _DROPPED = layout.COUNTER["dropped"]
@@ -47,16 +46,7 @@ class ValuesFile:
         size = size_bytes // layout.PAGE * layout.PAGE
         fixed = layout.HEADER.pack(layout.MAGIC, layout.VERSION, os.getpid(), size)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(handle, 0, size)
-                mapping = mmap.mmap(handle, size, flags=mmap.MAP_SHARED)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-                raise
-            finally:
-                os.close(handle)
+            mapping = map_new_file(path, size)
         except (OSError, ValueError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise RingUnavailable(f"{path}: {reason}") from error
