@@ -1,7 +1,7 @@
 /* The hot classes of the recorder, compiled.
  *
- * Each class here does what the class of the same name does in ring_core.py, state_core.py and
- * snapshots.py; those say what and why, and the tests run both. Everything runs under the GIL (a
+ * Each class here does what one of ring_core.py, state_core.py, snapshots.py, hooks.py or probes/
+ * does; those say what and why, and the tests run both. Everything runs under the GIL (a
  * build without it does not use this file, see native.py), so a store into the ring is one step for
  * every other thread and for signal handlers. A look at a batch is not: what it converts may run
  * code of Python, so it holds what it still needs. No pointer into the mapping outlives its buffer.
@@ -19,7 +19,13 @@
 #include "native_c/ring.h"
 #include "native_c/state.h"
 #include "native_c/looker.h"
+#include "native_c/probe.h"
+#include "native_c/batches.h"
+#include "native_c/pads.h"
+#include "native_c/plans.h"
+#include "native_c/forwards.h"
 #include "native_c/calls.h"
+#include "native_c/launches.h"
 
 /* ---- the module -------------------------------------------------------------------------- */
 
@@ -61,16 +67,41 @@ static int intern(PyObject **into, const char *text)
 
 static int add_layout(PyObject *module)
 {
-    PyObject *layout = Py_BuildValue(
-        "(iiiiiiiiiiiiiiiiLLL)", VERSION, SLOT_BYTES, HEAD_BYTES, COUNTERS_OFFSET, HOOKS_OFFSET, STATIC_OFFSET,
-        MAX_HOOKS, MAX_CHAIN, MAX_SCALARS, EVENTS, UPDATES, REFUSED, FORWARDS, FORWARD_KIND,
-        ERROR_KIND, SNAPSHOT_KIND, (long long)NONE_CODE, (long long)NO_ATTRIBUTE_CODE,
-        (long long)NOT_OBSERVED_CODE);
-    int done = layout == NULL ? -1 : PyModule_AddObject(module, "LAYOUT", layout);
+    const long long numbers[] = {
+        VERSION,        SLOT_BYTES,    HEAD_BYTES,     COUNTERS_OFFSET,
+        HOOKS_OFFSET,   STATIC_OFFSET, MAX_HOOKS,      MAX_CHAIN,
+        MAX_SCALARS,    EVENTS,        UPDATES,        REFUSED,
+        FORWARDS,       FORWARD_KIND,  BATCH_KIND,     SYNC_KIND,
+        PLAN_KIND,      READY_KIND,    PAD_KIND,       GRAPH_KIND,
+        LAUNCH_KIND,    UNPAD_KIND,    ERROR_KIND,     SNAPSHOT_KIND,
+        EXIT_SEQ,       FORWARD_CAN_RUN_GRAPH,         FORWARD_FAILED,
+        GRAPH_VERDICT,  GRAPH_ARGUMENT, GRAPH_BUCKET,  LAUNCH_COUNT,
+        LAUNCH_FAILED,  LAUNCH_SPLITS, PLANNED_ROWS,   NONE_CODE,
+        NO_ATTRIBUTE_CODE,             NOT_OBSERVED_CODE,
+    };
+    const Py_ssize_t count = sizeof(numbers) / sizeof(numbers[0]);
+    PyObject *layout = PyTuple_New(count);
+    int done = -1;
+    for (Py_ssize_t i = 0; layout != NULL && i < count; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (number == NULL)
+            Py_CLEAR(layout);
+        else
+            PyTuple_SET_ITEM(layout, i, number);
+    }
+    if (layout != NULL)
+        done = PyModule_AddObject(module, "LAYOUT", layout);
     if (done < 0)
         Py_XDECREF(layout);
     return done;
 }
+
+#define TEXT_INTERN(name, text) && intern(&text_##name, text)
+
+static PyTypeObject *const types[] = {
+    &SnapshotType, &RingCoreType, &BatchRecordType, &FrameType,  &StateCoreType, &LookerType,
+    &SharedType,   &ProbeType,    &HookCoreType,    &CallType,   &LaunchType,
+};
 
 PyMODINIT_FUNC PyInit__native(void)
 {
@@ -81,27 +112,21 @@ PyMODINIT_FUNC PyInit__native(void)
         return NULL;
     }
     crc_fill();
-    if (!intern(&text_dict, "__dict__") || !intern(&text_bad_event, "_bad_event") ||
-        !intern(&text_around_error, "_around_error") || !intern(&text_set_phase, "_set_phase") ||
-        !intern(&text_abandon, "_abandon") || !intern(&text_worker, "worker") ||
-        !intern(&text_number, "number") || !intern(&text_draft_step, "draft_step") ||
-        !intern(&text_is_cpu, "is_cpu") || !intern(&text_tolist, "tolist") ||
-        !intern(&text_lose, "lose") || !intern(&text_shape, "shape") || !intern(&text_q, "q") ||
-        !intern(&text_indices, "indices") || !intern(&text_num_splits, "num_splits") ||
-        !intern(&text_cache_seqlens, "cache_seqlens"))
+    if (!(1 TEXTS(TEXT_INTERN)))
         return NULL;
     module = PyModule_Create(&module_definition);
     if (module == NULL)
         return NULL;
-    if (PyModule_AddType(module, &SnapshotType) < 0 || PyModule_AddType(module, &RingCoreType) < 0 ||
-        PyModule_AddType(module, &FrameType) < 0 || PyModule_AddType(module, &StateCoreType) < 0 ||
-        PyModule_AddType(module, &LookerType) < 0 || PyModule_AddType(module, &HookCoreType) < 0 ||
-        PyModule_AddType(module, &CallType) < 0 || PyModule_AddType(module, &RepeatsType) < 0 || add_layout(module) < 0 ||
-        PyModule_AddIntMacro(module, ROWS) < 0 || PyModule_AddIntMacro(module, INTEGER) < 0 ||
-        PyModule_AddIntMacro(module, NAME) < 0 || PyModule_AddIntMacro(module, ANY) < 0 ||
-        PyModule_AddIntMacro(module, VECTOR) < 0 || PyModule_AddIntMacro(module, COUNTED) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        if (PyModule_AddType(module, types[i]) < 0)
+            goto bad;
+    if (add_layout(module) < 0 || PyModule_AddIntMacro(module, ROWS) < 0 ||
+        PyModule_AddIntMacro(module, INTEGER) < 0 || PyModule_AddIntMacro(module, NAME) < 0 ||
+        PyModule_AddIntMacro(module, ANY) < 0 || PyModule_AddIntMacro(module, VECTOR) < 0 ||
+        PyModule_AddIntMacro(module, COUNTED) < 0)
+        goto bad;
     return module;
+bad:
+    Py_DECREF(module);
+    return NULL;
 }

@@ -12,7 +12,7 @@ import os
 from padtrace.contracts.rows import num_splits_agrees, num_splits_expected
 from padtrace.record.native import Snapshot
 from padtrace.record.snapshots import METADATA_READY, REPLAN_EQUIVALENT, TOKEN_ROWS
-from padtrace.record.state import BatchRecord, PadNote, PlanNote, State
+from padtrace.record.state import BatchRecord, State
 
 logger = logging.getLogger("padtrace")
 
@@ -51,15 +51,15 @@ class Alarm:
         A batch marked ready is not planned again unless a re-plan is declared equivalent, so its
         plan will meet the padded rows.
         """
-        plan, rows = record.plan, after.scalar(TOKEN_ROWS)
+        rows = after.scalar(TOKEN_ROWS)
         will_not_replan = after.scalar(METADATA_READY) == 1 and after.scalar(REPLAN_EQUIVALENT) != 1
-        if plan is None or rows < 0 or not will_not_replan:
+        if record.planned_by is None or rows < 0 or not will_not_replan:
             return
-        if not num_splits_agrees(rows, plan.num_splits):
+        if not num_splits_agrees(rows, record.planned_splits):
             self._state.writer.divergence()
             self._told.add(("rows", record.number))
             self._say(
-                f"q will have {rows} rows and num_splits {plan.num_splits}, "
+                f"q will have {rows} rows and num_splits {record.planned_splits}, "
                 f"needs {num_splits_expected(rows)}; {_history(record)}"
             )
 
@@ -83,20 +83,21 @@ class Alarm:
 def _history(record: BatchRecord) -> str:
     """Who planned and who padded the batch, in their order."""
     parts: list[tuple[int, str]] = []
-    plan, pad = record.plan, record.pad
-    if plan is not None:
-        parts.append((plan.enter_seq, _planned(plan)))
-    if pad is not None:
-        parts.append((pad.enter_seq, _padded(pad)))
+    if record.planned_by is not None:
+        parts.append((record.planned_seq, _planned(record)))
+    if record.padded_by is not None:
+        parts.append((record.padded_seq, _padded(record)))
     if not parts:
         return f"batch {record.number}: nothing planned or padded it yet"
     return f"batch {record.number}: " + ", then ".join(text for _, text in sorted(parts))
 
 
-def _planned(plan: PlanNote) -> str:
-    rows = f" for {plan.rows} rows" if plan.rows >= 0 else ""
-    return f"{plan.by} planned num_splits {plan.num_splits}{rows} (event {plan.enter_seq})"
+def _planned(record: BatchRecord) -> str:
+    rows = f" for {record.planned_rows} rows" if record.planned_rows >= 0 else ""
+    made = f"planned num_splits {record.planned_splits}{rows}"
+    return f"{record.planned_by} {made} (event {record.planned_seq})"
 
 
-def _padded(pad: PadNote) -> str:
-    return f"{pad.by} took q from {pad.before} to {pad.after} rows (event {pad.enter_seq})"
+def _padded(record: BatchRecord) -> str:
+    rows = f"from {record.rows_before_pad} to {record.rows_after_pad} rows"
+    return f"{record.padded_by} took q {rows} (event {record.padded_seq})"

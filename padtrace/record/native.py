@@ -20,8 +20,13 @@ from padtrace.recording import absent
 
 VARIABLE = "PADTRACE_NATIVE"
 
+_UPDATED = (
+    ("forward", ("exit_seq", "can_run_graph", "failed")),
+    ("graph", ("verdict", "bucket_argument", "bucket")),
+    ("launch", ("count", "failed", "num_splits.rows")),
+)
 _LAYOUT = (
-    1,  # VERSION in the extension
+    2,  # VERSION in the extension
     form.SLOT_BYTES,
     form.SLOT_HEAD.size,
     form.COUNTERS_OFFSET,
@@ -31,7 +36,9 @@ _LAYOUT = (
     form.MAX_CHAIN,
     wire.MAX_SCALARS,
     *(form.COUNTER[name] for name in ("events", "updates", "refused", "forwards")),
-    *(wire.kind_index(kind) for kind in ("forward", "error", wire.SNAPSHOT)),
+    *range(len(wire.KINDS)),
+    *(wire.column_index(kind, name) for kind, names in _UPDATED for name in names),
+    wire.column_index("plan", "planned.rows") - wire.column_index("plan", "entry") - 1,
     absent.NONE_CODE,
     absent.NO_ATTRIBUTE_CODE,
     absent.NOT_OBSERVED_CODE,
@@ -57,12 +64,14 @@ compiled: Any
 compiled, why_not = _compiled()
 
 if TYPE_CHECKING or compiled is None:
+    BatchRecord = state_core.BatchRecord
     Frame = state_core.Frame
     HookCore = state_core.HookCore
     RingCore = ring_core.RingCore
     Snapshot = ring_core.Snapshot
     StateCore = state_core.StateCore
 else:
+    BatchRecord = compiled.BatchRecord
     Frame = compiled.Frame
     HookCore = compiled.HookCore
     RingCore = compiled.RingCore

@@ -128,6 +128,7 @@ class SnapshotTaker:
             object with some of the attributes will do; a partial one takes longer.
         forget: lets go of the objects of the last looks, so that no tensor lives longer than
             without us.
+        looker: the object of the extension that does both, where it is there.
     """
 
     def __init__(
@@ -173,8 +174,9 @@ class SnapshotTaker:
         self._last = self._forwards = 0
         self.take: Callable[[Any], Snapshot] = self._take
         self.forget: Callable[[], None] = self._forget
+        self.looker: Any = None
         if native.compiled is not None:
-            looker = self._compiled(native.compiled)
+            self.looker = looker = self._compiled(native.compiled)
             self.take, self.forget = looker.take, looker.forget
 
     def _compiled(self, module: Any) -> Any:
@@ -388,15 +390,15 @@ class SnapshotTaker:
         return integer_of(counts[rank]) if counts and rank < len(counts) else NOT_OBSERVED_CODE
 
 
-def compiled_reader(
+def compiled_columns(
     attributes: Sequence[str], places: Sequence[int], converters: Sequence[Convert], width: int
-) -> Callable[[Any, list[int]], None]:
-    """Reads attributes of one class of objects into places of a list, by the extension.
+) -> Any:
+    """What the extension reads attributes of one class of objects with, into places of an array.
 
     Args:
-        width: length of the list at least.
+        width: length of the array at least.
     """
-    looker = native.compiled.Looker(
+    return native.compiled.Looker(
         names=tuple(attributes),
         pairs=tuple(zip(places, map(_conversion, converters), strict=True)),
         converters=tuple(converters),
@@ -408,8 +410,6 @@ def compiled_reader(
         partial=None,
         describe=None,
     )
-    read: Callable[[Any, list[int]], None] = looker.read
-    return read
 
 
 def _conversion(convert: Convert) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from padtrace.record.native import BatchRecord as BatchRecord
 from padtrace.record.native import Frame as Frame
 from padtrace.record.native import StateCore
 from padtrace.record.ring import EventWriter
@@ -45,66 +46,6 @@ _CAPTURE_MODULES = (
 EXIT_SEQ = column_index("forward", "exit_seq")
 
 
-class BatchRecord:
-    """What is known of one ForwardBatch object.
-
-    Attributes:
-        number: the batch id.
-        worker: string id of "target" or "draft".
-        owner: id() of the object, since a shallow copy carries this record along.
-        draft_step: index of the current forward of a draft batch; 0 for the first.
-        forwards: ModelRunner.forward calls so far.
-        scheduler_counts: the scheduler's own list of counts, to see whether the pad edits it.
-        plan: what planned last (for the alarm).
-        pad: what padded last (for the alarm).
-    """
-
-    __slots__ = (
-        "draft_step",
-        "forwards",
-        "number",
-        "owner",
-        "pad",
-        "plan",
-        "scheduler_counts",
-        "worker",
-    )
-
-    def __init__(self, number: int, worker: int, owner: int = 0) -> None:
-        self.number = number
-        self.worker = worker
-        self.owner = owner
-        self.draft_step = 0
-        self.forwards = 0
-        self.scheduler_counts: list[int] | None = None
-        self.plan: PlanNote | None = None
-        self.pad: PadNote | None = None
-
-
-class PlanNote:
-    """Who made the metadata of a batch: for the alarm's sentence."""
-
-    __slots__ = ("by", "enter_seq", "num_splits", "rows")
-
-    def __init__(self, by: str, enter_seq: int, rows: int, num_splits: int) -> None:
-        self.by = by
-        self.enter_seq = enter_seq
-        self.rows = rows
-        self.num_splits = num_splits
-
-
-class PadNote:
-    """Who changed the rows of a batch: for the alarm's sentence."""
-
-    __slots__ = ("after", "before", "by", "enter_seq")
-
-    def __init__(self, by: str, enter_seq: int, before: int, after: int) -> None:
-        self.by = by
-        self.enter_seq = enter_seq
-        self.before = before
-        self.after = after
-
-
 class State(StateCore):
     """See the module. One per process."""
 
@@ -112,8 +53,6 @@ class State(StateCore):
         super().__init__(writer, writer.clock_offset_ns)
         self.writer = writer
         self.string = writer.string
-        self.batches = 0
-        self.forwards = 0
         self.syncs = 0
         self.rounds = 0
         self.target = writer.string("target")

@@ -22,13 +22,30 @@ class Frame:
         t_ns: when it began, on the wall clock.
         record: the batch it belongs to.
         title: what it is called in a sentence.
-        subject, extra: what its probe keeps until the call ends.
+        kind: the kind of event that its probe opened, or -1.
+        subject, extra, entry: what its probe keeps until the call ends: mostly the object the call
+            is about, what else it needs, and the snapshot before.
         failed: called instead of the probe where the call raises, with the frame and whether the
             exception was seen leaving it.
     """
 
-    __slots__ = ("enter_seq", "extra", "failed", "parent", "record", "subject", "t_ns", "title")
+    __slots__ = (
+        "enter_seq",
+        "entry",
+        "extra",
+        "failed",
+        "kind",
+        "numbers",
+        "parent",
+        "record",
+        "subject",
+        "t_ns",
+        "title",
+    )
 
+    kind: int
+    entry: Any
+    numbers: list[int]
     enter_seq: int
     parent: int
     t_ns: int
@@ -40,6 +57,68 @@ class Frame:
 
     def subject_is(self, candidate: Any) -> bool:
         return self.subject is candidate
+
+    def get(self, place: int) -> int:
+        """One of the numbers that the probe keeps in the frame."""
+        return self.numbers[place]
+
+    def put(self, place: int, number: int) -> None:
+        self.numbers[place] = number
+
+
+class BatchRecord:
+    """What is known of one ForwardBatch object.
+
+    Attributes:
+        number: the batch id.
+        worker: string id of "target" or "draft".
+        owner: id() of the object, since a shallow copy carries this record along.
+        draft_step: index of the current forward of a draft batch; 0 for the first.
+        forwards: ModelRunner.forward calls so far.
+        scheduler_counts: the scheduler's own list of counts, to see whether the pad edits it.
+        planned_by, planned_seq, planned_rows, planned_splits: what planned last, the number of that
+            event, and what it made, for the alarm; the first is None where nothing did.
+        padded_by, padded_seq, rows_before_pad, rows_after_pad: the same of what padded last.
+    """
+
+    __slots__ = (
+        "draft_step",
+        "forwards",
+        "number",
+        "owner",
+        "padded_by",
+        "padded_seq",
+        "planned_by",
+        "planned_rows",
+        "planned_seq",
+        "planned_splits",
+        "rows_after_pad",
+        "rows_before_pad",
+        "scheduler_counts",
+        "worker",
+    )
+
+    def __init__(self, number: int, worker: int, owner: int = 0) -> None:
+        self.number = number
+        self.worker = worker
+        self.owner = owner
+        self.draft_step = 0
+        self.forwards = 0
+        self.scheduler_counts: list[int] | None = None
+        self.planned_by: str | None = None
+        self.padded_by: str | None = None
+
+    def planned(self, by: str, enter_seq: int, rows: int, num_splits: int) -> None:
+        self.planned_by = by
+        self.planned_seq = enter_seq
+        self.planned_rows = rows
+        self.planned_splits = num_splits
+
+    def padded(self, by: str, enter_seq: int, before: int, after: int) -> None:
+        self.padded_by = by
+        self.padded_seq = enter_seq
+        self.rows_before_pad = before
+        self.rows_after_pad = after
 
 
 class HookCore:
@@ -55,6 +134,7 @@ class StateCore:
 
     Attributes:
         seq: the next number.
+        batches, forwards: the next numbers of a batch and of a forward.
         forward: number of the forward that runs, or NOT_OBSERVED_CODE.
         step, step_source, phase: what the columns of these names say of events now.
         capture_phase, calm_phase: the phase while a graph is captured, and otherwise.
@@ -69,7 +149,7 @@ class StateCore:
         """
         self._ring = ring
         self.clock_offset = clock_offset
-        self.seq = 0
+        self.seq = self.batches = self.forwards = 0
         self.forward = NOT_OBSERVED_CODE
         self.step = self.step_source = self.phase = 0
         self.capture_phase = self.calm_phase = 0
@@ -89,7 +169,8 @@ class StateCore:
             self._set_phase()
         frame.record = record
         frame.title = title
-        frame.failed = frame.subject = frame.extra = None
+        frame.kind = -1
+        frame.failed = frame.subject = frame.extra = frame.entry = None
         frame.t_ns = time.monotonic_ns() + self.clock_offset
         running.append(frame)
         return frame

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from padtrace.record.alarm import MAX_LINES, Alarm
-from padtrace.record.state import PadNote, PlanNote
 from tests.record.standins import Recorder, decode_batch
 
 
@@ -21,8 +20,8 @@ def test_it_says_both_lengths_who_set_each_and_in_which_order(
 ) -> None:
     alarm = Alarm(recorder.state, "/rings")
     record = recorder.state.new_record(recorder.state.draft)
-    record.pad = PadNote("prepare_mlp_sync_batch", 57, 1, 2)
-    record.plan = PlanNote("DeepseekSparseAttnBackend.init_forward_metadata", 49, 1, 2)
+    record.padded("prepare_mlp_sync_batch", 57, 1, 2)
+    record.planned("DeepseekSparseAttnBackend.init_forward_metadata", 49, 1, 2)
     alarm.launch("flash_mla_with_kvcache", record, 2, 2)
     (line,) = [r.getMessage() for r in caplog.records]
     assert "\n" not in line
@@ -74,7 +73,7 @@ def test_without_launches_a_plan_that_will_not_be_made_again_is_told_at_the_pad(
         8, forward_metadata_ready=ready, forward_metadata_replan_equivalent=equivalent
     )
     record = recorder.context.record_of(batch)
-    record.plan = PlanNote("Backend.init_forward_metadata", 3, 6, 7)
+    record.planned("Backend.init_forward_metadata", 3, 6, 7)
     alarm.padded(record, recorder.context.snap(batch))
     assert len(caplog.records) == lines
     if lines:

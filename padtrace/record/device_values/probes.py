@@ -41,17 +41,6 @@ class Keeping:
         self._keep_exit(frame, result)
 
 
-class KeepingLaunchProbe(LaunchProbe):
-    """Keeps the arguments of the first of equal launches of a forward."""
-
-    keeper: Keeper
-
-    def _first(self, seen: tuple[Any, ...], shapes: list[Any], given: dict[str, Any]) -> Any:
-        launch = super()._first(seen, shapes, given)
-        self.keeper.launch(launch.frame.enter_seq, given)
-        return launch
-
-
 class KeepingInstaller(Installer):
     """Installs the same hooks with probes that keep values as well."""
 
@@ -62,9 +51,8 @@ class KeepingInstaller(Installer):
     def _probe(self, kind: str, function: str) -> Any:
         keeper = self._keeper
         if kind == "launch":
-            launch = KeepingLaunchProbe(self._context, function, self._alarm)
-            launch.keeper = keeper
-            return launch
+            # The arguments of the first of equal launches of a forward.
+            return LaunchProbe(self._context, function, self._alarm, keeper.launch)
         probe = super()._probe(kind, function)
         if kind == "init_new":
             return Keeping(
@@ -73,8 +61,8 @@ class KeepingInstaller(Installer):
         if kind in ("pad", "pad_inputs"):
             return Keeping(
                 probe,
-                lambda frame, _: keeper.batch(frame.enter_seq, "entry.", frame.extra.batch),
-                lambda frame, _: keeper.batch(frame.enter_seq, "exit.", frame.extra.batch),
+                lambda frame, _: keeper.batch(frame.enter_seq, "entry.", frame.subject),
+                lambda frame, _: keeper.batch(frame.enter_seq, "exit.", frame.subject),
             )
         if kind == "plan":
             return Keeping(

@@ -743,40 +743,40 @@ static PyObject *looker_take(Looker *self, PyObject *batch)
     return PyObject_CallOneArg(self->partial, batch);
 }
 
-static PyObject *looker_forget(Looker *self, PyObject *unused)
+/* Let go of what the last looks saw. */
+static void looker_let_go(Looker *self)
 {
     self->last = 0;
     look_clear(&self->looks[0], self->columns.count);
     look_clear(&self->looks[1], self->columns.count);
+}
+
+static PyObject *looker_forget(Looker *self, PyObject *unused)
+{
+    looker_let_go(self);
     Py_RETURN_NONE;
 }
 
-/* read(object, own): the columns of this Looker from the attributes of an object, into a list */
-static PyObject *looker_read(Looker *self, PyObject *const *given, Py_ssize_t count)
+/* The columns of this Looker from the attributes of an object, into an array; 0 with an exception.
+ * Attributes are converted one by one, so nothing borrowed is held while code of Python runs. */
+static int looker_read(Looker *self, PyObject *object, int64_t *into)
 {
     Columns *columns = &self->columns;
-    if (count != 2 || !PyList_CheckExact(given[1]) || PyList_GET_SIZE(given[1]) < self->scalar_count) {
-        PyErr_SetString(PyExc_TypeError, "read takes an object and a list");
-        return NULL;
-    }
     for (Py_ssize_t i = 0; i < columns->count; i++) {
-        PyObject *value = PyObject_GetAttr(given[0], PyTuple_GET_ITEM(columns->names, i)), *number;
+        PyObject *value = PyObject_GetAttr(object, PyTuple_GET_ITEM(columns->names, i));
         int64_t code;
         if (value == NULL)
-            return NULL;
+            return 0;
         code = looker_convert(self, columns, i, value);
         Py_DECREF(value);
         if (code == -1 && PyErr_Occurred())
-            return NULL;
-        number = PyLong_FromLongLong(code);
-        if (number == NULL || PyList_SetItem(given[1], columns->places[i], number) < 0)
-            return NULL;
+            return 0;
+        into[columns->places[i]] = code;
     }
-    Py_RETURN_NONE;
+    return 1;
 }
 
 static PyMethodDef looker_methods[] = {
-    {"read", (PyCFunction)(void (*)(void))looker_read, METH_FASTCALL, NULL},
     {"take", (PyCFunction)looker_take, METH_O, NULL},
     {"forget", (PyCFunction)looker_forget, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -2,7 +2,7 @@
 
 /* ---- what ring_format.py and recording/absent.py say; native.py compares ------------------- */
 
-#define VERSION 1 /* of what is offered to Python: a stale build is then not used */
+#define VERSION 2 /* of what is offered to Python: a stale build is then not used */
 #define SLOT_BYTES 256
 #define HEAD_BYTES 24
 #define PAYLOAD (SLOT_BYTES - HEAD_BYTES)
@@ -17,19 +17,88 @@
 #define UPDATES 2
 #define REFUSED 3
 #define FORWARDS 8
-#define FORWARD_KIND 0
-#define ERROR_KIND 9
-#define SNAPSHOT_KIND 10
+enum {
+    FORWARD_KIND,
+    BATCH_KIND,
+    SYNC_KIND,
+    PLAN_KIND,
+    READY_KIND,
+    PAD_KIND,
+    GRAPH_KIND,
+    LAUNCH_KIND,
+    UNPAD_KIND,
+    ERROR_KIND,
+    SNAPSHOT_KIND,
+};
 #define RECORD_EVENT 1
 #define RECORD_UPDATE 2
+/* Columns of updates: their places in schema.event_columns. */
+#define EXIT_SEQ 8
+#define FORWARD_CAN_RUN_GRAPH 14
+#define FORWARD_FAILED 15
+#define GRAPH_VERDICT 20
+#define GRAPH_ARGUMENT 21
+#define GRAPH_BUCKET 22
+#define LAUNCH_COUNT 24
+#define LAUNCH_FAILED 25
+#define LAUNCH_SPLITS 15
+#define PLANNED_ROWS 0 /* place among the numbers in the frame of a plan */
 #define NONE_CODE (INT64_MIN)
 #define NO_ATTRIBUTE_CODE (INT64_MIN + 1)
 #define NOT_OBSERVED_CODE (INT64_MIN + 2)
 #define SHORT_MIRROR 64
 
-static PyObject *text_dict, *text_bad_event, *text_around_error, *text_set_phase, *text_abandon;
-static PyObject *text_lose, *text_shape, *text_q, *text_indices, *text_num_splits;
-static PyObject *text_cache_seqlens, *text_worker, *text_number, *text_draft_step, *text_is_cpu, *text_tolist;
+/* The names that are looked up: `text_<first>` is the interned string. */
+#define TEXTS(X) \
+    X(abandon, "_abandon") \
+    X(around_error, "_around_error") \
+    X(bad_event, "_bad_event") \
+    X(batch, "batch") \
+    X(batch_size, "batch_size") \
+    X(bs, "bs") \
+    X(cache_seqlens, "cache_seqlens") \
+    X(can_run_decode_cuda_graph, "can_run_decode_cuda_graph") \
+    X(can_run_dp_cuda_graph, "can_run_dp_cuda_graph") \
+    X(can_run_graph, "can_run_graph") \
+    X(dict, "__dict__") \
+    X(draft_global_num_tokens, "draft_global_num_tokens") \
+    X(draft_global_num_tokens_for_logprob, "draft_global_num_tokens_for_logprob") \
+    X(dtype, "dtype") \
+    X(extend_logprob_start_lens_cpu, "extend_logprob_start_lens_cpu") \
+    X(extend_prefix_lens_cpu, "extend_prefix_lens_cpu") \
+    X(extend_seq_lens_cpu, "extend_seq_lens_cpu") \
+    X(flashmla_metadata, "flashmla_metadata") \
+    X(forward_batch, "forward_batch") \
+    X(forward_metadata, "forward_metadata") \
+    X(forward_metadata_planned_bs, "forward_metadata_planned_bs") \
+    X(forward_metadata_planned_num_tokens, "forward_metadata_planned_num_tokens") \
+    X(forward_metadata_replan_equivalent, "forward_metadata_replan_equivalent") \
+    X(global_num_tokens, "global_num_tokens") \
+    X(global_num_tokens_cpu, "global_num_tokens_cpu") \
+    X(global_num_tokens_for_logprob, "global_num_tokens_for_logprob") \
+    X(global_num_tokens_for_logprob_cpu, "global_num_tokens_for_logprob_cpu") \
+    X(hidden_states, "hidden_states") \
+    X(is_cpu, "is_cpu") \
+    X(is_draft_worker, "is_draft_worker") \
+    X(logits_output, "logits_output") \
+    X(lora_ids, "lora_ids") \
+    X(lose, "lose") \
+    X(model_runner, "model_runner") \
+    X(next_token_logits, "next_token_logits") \
+    X(num_splits, "num_splits") \
+    X(num_tokens, "num_tokens") \
+    X(original_global_num_tokens_cpu, "original_global_num_tokens_cpu") \
+    X(padtrace, "_padtrace") \
+    X(result, "result") \
+    X(self, "self") \
+    X(set_phase, "_set_phase") \
+    X(shape, "shape") \
+    X(skip_attn_backend_init, "skip_attn_backend_init") \
+    X(tile_scheduler_metadata, "tile_scheduler_metadata") \
+    X(tolist, "tolist")
+
+#define TEXT_DECLARE(name, text) static PyObject *text_##name;
+TEXTS(TEXT_DECLARE)
 
 /* ---- checksum: that of zlib -------------------------------------------------------------- */
 

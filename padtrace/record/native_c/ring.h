@@ -299,6 +299,25 @@ bad:
     return none_or_raise();
 }
 
+/* Complete an earlier event; `pairs` is column index, value, ... and `count` numbers. */
+static void ring_complete(RingCore *self, long kind, int64_t enter_seq, const int64_t *pairs,
+                          Py_ssize_t count)
+{
+    int64_t *words;
+    if (!self->on || self->counters == NULL)
+        return;
+    words = ring_room(self, count + 2);
+    if (words == NULL) {
+        ring_bad(self, kind);
+        return;
+    }
+    words[0] = record_head(RECORD_UPDATE, kind, count + 1, 0);
+    words[1] = enter_seq;
+    memcpy(words + 2, pairs, sizeof(int64_t) * (size_t)count);
+    self->counters[UPDATES]++;
+    ring_append(self, words, count + 2);
+}
+
 static PyObject *ring_update(RingCore *self, PyObject *const *args, Py_ssize_t count)
 {
     Py_ssize_t pairs;

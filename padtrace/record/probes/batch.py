@@ -30,6 +30,8 @@ class InitNewProbe:
         self._state = context.state
         self._sync = sync
         self._function = context.string("init_new")
+        derive = None if sync is None else sync.derive
+        context.compile(self, "init_new", "init_new", self._function, more=derive)
 
     def enter(self, cls: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Frame:
         state = self._state
@@ -62,6 +64,7 @@ class SyncProbe:
         self._state = context.state
         self._function = context.string("init_mlp_sync_metadata")
         self._inline = context.string("init_new")
+        context.compile(self, "sync", "init_mlp_sync_metadata", self._function)
 
     def enter(self, forward_batch: Any, batch: Any, *args: Any, **kwargs: Any) -> Frame | None:
         if batch.global_num_tokens is None and not getattr(batch, "draft_global_num_tokens", None):

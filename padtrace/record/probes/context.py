@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from padtrace.record import native
 from padtrace.record.native import Snapshot
-from padtrace.record.snapshots import SnapshotTaker
+from padtrace.record.snapshots import BATCH_SIZE, MODE, TOKEN_ROWS, SnapshotTaker
 from padtrace.record.state import BATCH, RECORD_ATTRIBUTE, BatchRecord, Frame, State
+from padtrace.record.values import rows_of
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 
 # What stands for a snapshot that nobody took.
@@ -32,6 +34,41 @@ class Context:
         state.let_go = self.snapshots.forget
         self.backends: Any = None
         self._construction = state.string("construction")
+        self.shared = self._what_is_shared()
+
+    def _what_is_shared(self) -> Any:
+        """What the compiled probes share; None where there is no extension."""
+        if native.compiled is None:
+            return None
+        state = self.state
+        return native.compiled.Shared(
+            state,
+            self.snapshots.looker,
+            self.record_of,
+            rows_of,
+            state.nobody,
+            (state.target, state.draft),
+            (MODE, BATCH_SIZE, TOKEN_ROWS),
+        )
+
+    def compiled(self, kind: str, title: str, function: int = -1, **options: Any) -> Any:
+        """A probe of the extension, or None where there is none.
+
+        Args:
+            kind: what the extension calls this probe.
+            title: the name of the hooked function.
+            function: its string id, where the event has a column for it.
+            options: what else that probe needs, see native_c/.
+        """
+        if self.shared is None:
+            return None
+        return native.compiled.Probe(self.shared, kind, title, function, **options)
+
+    def compile(self, probe: Any, *described: Any, **options: Any) -> None:
+        """Have the extension do what the methods of a probe do, where it is there."""
+        core = self.compiled(*described, **options)
+        if core is not None:
+            probe.enter, probe.leave = core.enter, core.leave
 
     def record_of(self, batch: Any, worker: int | None = None) -> BatchRecord:
         """The record of a batch, made at first sight.

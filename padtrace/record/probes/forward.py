@@ -43,18 +43,19 @@ class ForwardProbe:
         self._first_of = first_of
         self._skip_flag = skip_flag
         self._seen: set[int] = set()
+        derive = None if skip_flag is None else skip_flag.derive
+        options = {"finish": finish_launches, "describe": self._meet, "more": derive}
+        context.compile(self, "forward", "forward", **options)
 
     def enter(self, model_runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Frame:
         state, context = self._state, self._context
-        if id(model_runner) not in self._seen:
-            self._seen.add(id(model_runner))
-            self._first_of(model_runner)
+        self._meet(model_runner)
         worker = state.worker_of(model_runner)
         record = context.record_of(forward_batch, worker)
         record.draft_step = record.forwards if worker == state.draft else 0
         record.forwards += 1
         frame = state.enter("forward", record)
-        frame.subject = state.forward
+        frame.numbers = [state.forward]
         frame.failed = self._failed
         state.forward = state.forwards
         state.forwards += 1
@@ -67,6 +68,11 @@ class ForwardProbe:
             if skip:
                 self._skip_flag.derive(forward_batch, record)
         return frame
+
+    def _meet(self, model_runner: Any) -> None:
+        if id(model_runner) not in self._seen:
+            self._seen.add(id(model_runner))
+            self._first_of(model_runner)
 
     def leave(self, frame: Frame, result: Any) -> None:
         verdict = getattr(result, "can_run_graph", None)
@@ -83,6 +89,6 @@ class ForwardProbe:
         # First, so that nothing that fails after it keeps a tensor.
         self._context.snapshots.forget()
         self._finish_launches()
-        self._state.forward = frame.subject
+        self._state.forward = frame.get(0)
         pairs = (EXIT_SEQ, exit_seq, _CAN_RUN_GRAPH, can_run_graph, _FAILED, failed)
         self._context.update(FORWARD, frame.enter_seq, pairs)

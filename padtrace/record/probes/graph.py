@@ -20,14 +20,8 @@ _CAPTURED = ("capture_bs", "capture_num_tokens")
 _LIMITS = ("max_bs", "max_num_tokens")
 
 
-class Choice:
-    """The bucket chosen while a graph event is open."""
-
-    __slots__ = ("argument", "bucket")
-
-    def __init__(self) -> None:
-        self.argument = NOT_OBSERVED_CODE
-        self.bucket = NOT_OBSERVED_CODE
+# Numbers in the frame of a graph event: what its bucket was chosen for, and the bucket.
+_CHOSEN_FOR, _CHOSEN = 0, 1
 
 
 class _Runner:
@@ -67,17 +61,30 @@ class GraphProbe:
         self._chooses = chooses
         self._function = context.string(function)
         self._runners: dict[int, _Runner] = {}
+        options = {"describe": self._describe, "flag": chooses}
+        context.compile(self, "graph", function, self._function, **options)
+
+    def _runner(self, runner: Any) -> _Runner:
+        known = self._runners.get(id(runner))
+        if known is None:
+            known = self._runners[id(runner)] = _Runner(runner, self._context)
+        return known
+
+    def _describe(self, runner: Any) -> tuple[Any, ...]:
+        """What stays the same of a runner, for the extension."""
+        known = self._runner(runner)
+        numbers = (known.name, known.algorithm, known.width, known.limit)
+        return known.worker, numbers, known.captured
 
     def enter(self, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Frame:
         context = self._context
-        known = self._runners.get(id(runner))
-        if known is None:
-            known = self._runners[id(runner)] = _Runner(runner, context)
+        known = self._runner(runner)
         record = context.record_of(forward_batch, known.worker)
         entry = context.snap(forward_batch)
         frame = self._state.enter(self._name, record)
+        frame.kind = GRAPH
         frame.subject = runner
-        frame.extra = Choice()
+        frame.numbers = [NOT_OBSERVED_CODE, NOT_OBSERVED_CODE]
         frame.failed = self._failed
         captured = known.captured
         own = (
@@ -98,28 +105,21 @@ class GraphProbe:
 
     def leave(self, frame: Frame, result: Any) -> None:
         exit_seq = self._state.leave(frame)
-        choice: Choice = frame.extra
-        if self._chooses and choice.bucket == NOT_OBSERVED_CODE:
+        if self._chooses and frame.get(_CHOSEN) == NOT_OBSERVED_CODE:
             # Releases without _pad_to_bucket leave the bucket on the runner.
-            choice.bucket = integer_of(getattr(frame.subject, "bs", None))
+            frame.put(_CHOSEN, integer_of(getattr(frame.subject, "bs", None)))
         if self._chooses and not self._state.open:
             self._context.snapshots.forget()
         verdict = int(result) if isinstance(result, bool) else NOT_OBSERVED_CODE
-        pairs = (EXIT_SEQ, exit_seq, _VERDICT, verdict)
-        self._context.update(
-            GRAPH,
-            frame.enter_seq,
-            (*pairs, _ARGUMENT, choice.argument, _BUCKET, choice.bucket),
-        )
+        self._complete(frame, exit_seq, verdict)
 
     def _failed(self, frame: Frame, observed: bool) -> None:
-        choice: Choice = frame.extra
-        exit_seq = exit_number(self._context, frame, observed)
-        self._context.update(
-            GRAPH,
-            frame.enter_seq,
-            (EXIT_SEQ, exit_seq, _ARGUMENT, choice.argument, _BUCKET, choice.bucket),
-        )
+        self._complete(frame, exit_number(self._context, frame, observed), NOT_OBSERVED_CODE)
+
+    def _complete(self, frame: Frame, exit_seq: int, verdict: int) -> None:
+        chosen = (_ARGUMENT, frame.get(_CHOSEN_FOR), _BUCKET, frame.get(_CHOSEN))
+        pairs = (EXIT_SEQ, exit_seq, _VERDICT, verdict, *chosen)
+        self._context.update(GRAPH, frame.enter_seq, pairs)
 
 
 class BucketWatch:
@@ -129,22 +129,20 @@ class BucketWatch:
         self._open = context.state.open
 
     def padded(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        choice = self._choice()
-        if choice is not None:
+        frame = self._choice()
+        if frame is not None:
             raw = kwargs.get("raw_size", args[0] if args else None)
-            choice.argument = integer_of(raw)
-            choice.bucket = integer_of(result)
+            frame.put(_CHOSEN_FOR, integer_of(raw))
+            frame.put(_CHOSEN, integer_of(result))
 
     def largest(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        choice = self._choice()
-        if choice is not None:
-            choice.argument = integer_of(result)
+        frame = self._choice()
+        if frame is not None:
+            frame.put(_CHOSEN_FOR, integer_of(result))
 
-    def _choice(self) -> Choice | None:
-        for frame in reversed(self._open):
-            if isinstance(frame.extra, Choice):
-                return frame.extra
-        return None
+    def _choice(self) -> Frame | None:
+        """The graph event in which a size is being chosen."""
+        return next((frame for frame in reversed(self._open) if frame.kind == GRAPH), None)
 
 
 def _first(runner: Any, names: tuple[str, ...]) -> Any:

@@ -38,6 +38,7 @@ _ALIASES = {
 # In the place of an argument that was not given: such a call is never known again.
 _NOT_GIVEN = object()
 _SHAPED = ("q", "num_splits", "cache_seqlens", "block_table", "indices", "k_cache")
+_OTHERS = ("tile_scheduler_metadata", "head_dim_v", "is_fp8_kvcache")
 _DEEP_GEMM = ("fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata")
 
 
@@ -83,17 +84,6 @@ class _Launch:
         self.q_shape = _shape(given.get("q"))
         self.indices_shape = _shape(given.get("indices"))
 
-    def remembered(self) -> tuple[Any, ...]:
-        """The same for the extension."""
-        return (
-            self.frame,
-            self.inside,
-            self.num_splits,
-            self.cache_seqlens,
-            self.q_shape,
-            self.indices_shape,
-        )
-
     def same_shapes(self, given: dict[str, Any]) -> bool:
         if given["q"].shape != self.q_shape:
             return False
@@ -106,7 +96,17 @@ class _Launch:
 class LaunchProbe:
     """One kernel function."""
 
-    def __init__(self, context: Context, function: str, alarm: RowAlarm | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        function: str,
+        alarm: RowAlarm | None,
+        kept: Callable[[int, dict[str, Any]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            kept: given the number of every new launch of a forward and its arguments by name.
+        """
         self._context = context
         self._state = context.state
         self._running = context.state.open
@@ -116,12 +116,37 @@ class LaunchProbe:
         self._metadata = function == "get_mla_metadata"
         self._aliased = function in _DEEP_GEMM
         self._alarm = alarm
+        self._kept = kept
         self._dtypes: dict[Any, int] = {}
         self._number = -1
         self._launches: list[_Launch] = []
         self._last: _Launch | None = None
         self._now: _Launch | None = None
-        self._repeats: Any = None
+        self.finish: Callable[[], None] = self._finish
+        self._core: Any = None
+        if context.shared is not None:
+            self._core = core = self._compiled(context.shared)
+            self.finish = core.finish
+            self._enter, self._leave = core.enter, core.leave  # type: ignore[method-assign]
+
+    def _compiled(self, shared: Any) -> Any:
+        """What does the same in the extension."""
+        positions = {name: place for place, name in enumerate(self._names)}
+        aliases = _ALIASES if self._aliased else {}
+        arguments = []
+        for name in (*_SHAPED, *_OTHERS):
+            also = [alias for alias, meant in aliases.items() if meant == name]
+            arguments.append((positions.get(name, -1), name, *also))
+        return native.compiled.Launch(
+            shared,
+            self._name,
+            self._function,
+            tuple(arguments),
+            self._metadata,
+            None if self._alarm is None else self._alarm.launch,
+            None if self._kept is None else self._keep,
+            self._context.string,
+        )
 
     def around(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
         """Like `hooks.around`, but nearly free for an equal call of the same forward.
@@ -130,8 +155,8 @@ class LaunchProbe:
         """
         running, guard = self._running, self._state.guard
         self._number = hook.number
-        if native.compiled is not None:
-            return self._compiled(hook, is_compiling)
+        if self._core is not None:
+            return self._by_extension(hook, is_compiling)
 
         def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -153,7 +178,7 @@ class LaunchProbe:
                         frame = last.frame
                         running.append(frame)
                     else:
-                        frame = self._before(args, kwargs)
+                        frame = self._enter(*args, **kwargs)
                 except Exception as error:
                     hook.lose(error, depth)
             if frame is None:
@@ -167,58 +192,45 @@ class LaunchProbe:
                 running.pop()
             if self._now is not None and hook.alive:
                 try:
-                    self._after(self._now, result)
+                    self._leave(frame, result)
                 except Exception as error:
                     hook.lose(error, depth)
             return result
 
         return hooked
 
-    def _compiled(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
-        """The same by the extension."""
+    def _by_extension(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
         # The calls of a launch are counted when it is complete.
         call = native.compiled.Call(
             hook, self._state, self._enter, self._leave, self._state.guard.__exit__, False
         )
-        self._repeats = native.compiled.Repeats(self._state, hook, call.around)
-        return by_extension(self._repeats.run, is_compiling)
+        self._core.bind(hook, call.around)
+        return by_extension(self._core.run, is_compiling)
 
-    def _enter(self, *args: Any, **kwargs: Any) -> Frame:
-        return self._before(args, kwargs)
-
-    def _leave(self, frame: Frame, result: Any) -> None:
-        running = self._running
-        if running and running[-1] is frame:
-            running.pop()
-        if self._now is not None:
-            self._after(self._now, result)
-
-    def _take_repeats(self) -> None:
-        """The calls that were counted without us are those of the last launch."""
-        if self._repeats is not None and self._last is not None:
-            self._last.count += self._repeats.taken()
-
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Write how often each launch of this forward happened."""
         if self._launches:
-            self._take_repeats()
             for launch in self._launches:
                 self._complete(launch, 0)
             self._launches.clear()
-            self._forget()
+            self._last = self._now = None
 
-    def _forget(self) -> None:
-        self._last = self._now = None
-        if self._repeats is not None:
-            self._repeats.forget()
-
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by FlashMLA's names."""
         if args:
             kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if self._aliased:
             kwargs = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
+        return kwargs
+
+    def _keep(self, enter_seq: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._kept is not None:
+            self._kept(enter_seq, self._by_name(args, kwargs))
+
+    def _enter(self, *args: Any, **kwargs: Any) -> Frame:
+        given = self._by_name(args, kwargs)
         running = self._running
-        shapes = [None if value is None else value.shape for value in map(kwargs.get, _SHAPED)]
+        shapes = [None if value is None else value.shape for value in map(given.get, _SHAPED)]
         # What tells one launch of a forward from another.
         seen = (running[-1].enter_seq if running else -1, *shapes)
         for launch in self._launches:
@@ -227,20 +239,19 @@ class LaunchProbe:
         else:
             launch = None
         if launch is None:
-            launch = self._now = self._first(seen, shapes, kwargs)
+            launch = self._now = self._first(seen, shapes, given)
         else:
             launch.count += 1
             self._running.append(launch.frame)
-        launch.remember(kwargs)
-        self._take_repeats()
+        launch.remember(given)
         self._last = launch
-        if self._repeats is not None:
-            self._repeats.remember(*launch.remembered())
         return launch.frame
 
-    def _after(self, launch: _Launch, result: Any) -> None:
+    def _leave(self, frame: Frame, result: Any) -> None:
         """The first call of a shape has ended."""
-        self._now = None
+        launch, self._now = self._now, None
+        if launch is None:
+            return
         state = self._state
         launch.exit_seq = state.seq
         state.seq += 1
@@ -287,11 +298,12 @@ class LaunchProbe:
             note_planned_rows(inside, _rows(cache_seqlens))
         elif self._alarm is not None and q is not None and split_rows >= 0:
             self._alarm.launch(self._name, frame.record, _rows(q), split_rows)
+        if self._kept is not None:
+            self._kept(frame.enter_seq, given)
         return launch
 
     def _call_failed(self, frame: Frame, observed: bool) -> None:
         launch: _Launch = frame.subject
-        self._take_repeats()
         state = self._state
         if observed and launch.exit_seq == NOT_OBSERVED_CODE:
             launch.exit_seq = state.seq
@@ -299,7 +311,7 @@ class LaunchProbe:
         self._complete(launch, 1)
         if launch in self._launches:
             self._launches.remove(launch)
-        self._forget()
+        self._last = self._now = None
 
     def _complete(self, launch: _Launch, failed: int) -> None:
         self._state.writer.count(self._number, launch.count)

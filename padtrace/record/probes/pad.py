@@ -8,7 +8,7 @@ from typing import Any
 from padtrace.record.native import Snapshot
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
 from padtrace.record.snapshots import TOKEN_ROWS
-from padtrace.record.state import PAD, UNPAD, BatchRecord, Frame, PadNote
+from padtrace.record.state import PAD, UNPAD, BatchRecord, Frame
 from padtrace.record.values import rows_of
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
 
@@ -20,17 +20,8 @@ _OWNED = (
 )
 
 
-class _Pad:
-    """What is kept between entry and exit of a pad."""
-
-    __slots__ = ("batch", "bs", "counts", "entry", "num_tokens", "owned")
-
-    batch: Any
-    entry: Snapshot
-    counts: list[int] | None
-    num_tokens: int
-    bs: int
-    owned: tuple[Any, ...]
+# Numbers in the frame of a pad.
+_NUM_TOKENS, _BS = 0, 1
 
 
 class PadProbe:
@@ -49,6 +40,7 @@ class PadProbe:
         self._state = context.state
         self._function = context.string(self.title)
         self._padded = padded
+        context.compile(self, "pad", self.title, self._function, more=padded)
 
     def enter(self, batch: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Frame | None:
         return self._open(batch, model_runner)
@@ -58,22 +50,20 @@ class PadProbe:
         record = context.record_of(batch, state.worker_of(model_runner))
         frame = state.enter(self.title, record)
         frame.failed = self._failed
-        frame.extra = pad = _Pad()
-        pad.batch = batch
-        pad.entry = context.snap(batch)
+        frame.kind = PAD
+        frame.subject = batch
+        frame.entry = context.snap(batch)
         counts = record.scheduler_counts
-        pad.counts = None if counts is None else counts[:]
-        pad.num_tokens = pad.bs = NOT_OBSERVED_CODE
-        pad.owned = tuple([getattr(batch, name, None) for name in _OWNED])
+        owned = [getattr(batch, name, None) for name in _OWNED]
+        frame.extra = (None if counts is None else counts[:], owned)
+        frame.numbers = [NOT_OBSERVED_CODE, NOT_OBSERVED_CODE]
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:
         exit_seq = self._state.leave(frame)
-        pad = frame.extra
-        after = self._context.snap(pad.batch)
-        frame.record.pad = PadNote(
-            self.title, frame.enter_seq, pad.entry.scalar(TOKEN_ROWS), after.scalar(TOKEN_ROWS)
-        )
+        after = self._context.snap(frame.subject)
+        before = frame.entry.scalar(TOKEN_ROWS)
+        frame.record.padded(self.title, frame.enter_seq, before, after.scalar(TOKEN_ROWS))
         self._write(frame, exit_seq, after)
         if self._padded is not None:
             self._padded(frame.record, after)
@@ -82,12 +72,12 @@ class PadProbe:
         self._write(frame, exit_number(self._context, frame, observed), UNSEEN)
 
     def _write(self, frame: Frame, exit_seq: int, after: Snapshot) -> None:
-        pad = frame.extra
+        counts_before, owned = frame.extra
         keep = self._context.keep
         counts = frame.record.scheduler_counts
-        changed = NOT_OBSERVED_CODE if counts is None else int(counts != pad.counts)
-        own = [self._function, keep(pad.entry), keep(after), pad.num_tokens, pad.bs, changed]
-        own += [NONE_CODE if owned is None else rows_of(owned) for owned in pad.owned]
+        changed = NOT_OBSERVED_CODE if counts is None else int(counts != counts_before)
+        own = [self._function, keep(frame.entry), keep(after), *frame.numbers, changed]
+        own += [NONE_CODE if one is None else rows_of(one) for one in owned]
         self._state.event(PAD, frame, exit_seq, own)
 
 
@@ -100,20 +90,23 @@ class PadInputsProbe(PadProbe):
 
     title = "_pad_inputs_to_size"
 
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        context.compile(self, "pad_inputs", self.title, self._function)
+
     def enter(
         self, batch: Any, model_runner: Any, num_tokens: Any = None, bs: Any = None, **kwargs: Any
     ) -> Frame | None:
         running = self._state.open
         tokens = num_tokens if isinstance(num_tokens, int) else NOT_OBSERVED_CODE
         requests = bs if isinstance(bs, int) else NOT_OBSERVED_CODE
-        if running:
-            outer = running[-1].extra if running[-1].title == PadProbe.title else None
-            if outer is not None and outer.batch is batch:
-                outer.num_tokens, outer.bs = tokens, requests
-                return None
-        frame = self._open(batch, model_runner)
-        frame.extra.num_tokens, frame.extra.bs = tokens, requests
-        return frame
+        outer = running[-1] if running else None
+        if outer is None or outer.title != PadProbe.title or not outer.subject_is(batch):
+            outer = None
+        frame = outer or self._open(batch, model_runner)
+        frame.put(_NUM_TOKENS, tokens)
+        frame.put(_BS, requests)
+        return frame if outer is None else None
 
 
 class UnpadProbe:
@@ -122,18 +115,20 @@ class UnpadProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._state = context.state
+        context.compile(self, "unpad", "post_forward_mlp_sync_batch")
 
     def enter(self, batch: Any, logits_output: Any, *args: Any, **kwargs: Any) -> Frame:
         context = self._context
         frame = self._state.enter("post_forward_mlp_sync_batch", context.record_of(batch))
         frame.failed = self._failed
         frame.subject = batch
-        frame.extra = (context.snap(batch), logits_output, _logits_rows(logits_output))
+        frame.entry = context.snap(batch)
+        frame.extra = (logits_output, _logits_rows(logits_output))
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:
         exit_seq = self._state.leave(frame)
-        _, logits_output, _ = frame.extra
+        logits_output, _ = frame.extra
         after = self._context.snap(frame.subject)
         self._write(frame, exit_seq, after, _logits_rows(logits_output))
 
@@ -142,9 +137,9 @@ class UnpadProbe:
         self._write(frame, exit_seq, UNSEEN, (NOT_OBSERVED_CODE, NOT_OBSERVED_CODE))
 
     def _write(self, frame: Frame, exit_seq: int, after: Snapshot, rows: tuple[int, int]) -> None:
-        entry, _, before = frame.extra
+        _, before = frame.extra
         keep = self._context.keep
-        own = (keep(entry), keep(after), before[0], rows[0], before[1], rows[1])
+        own = (keep(frame.entry), keep(after), before[0], rows[0], before[1], rows[1])
         self._state.event(UNPAD, frame, exit_seq, own)
 
 

@@ -7,10 +7,9 @@ from operator import attrgetter
 from typing import Any
 
 from padtrace.record import native
-from padtrace.record.native import Snapshot
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
-from padtrace.record.snapshots import compiled_reader
-from padtrace.record.state import PLAN, Frame, PlanNote
+from padtrace.record.snapshots import compiled_columns
+from padtrace.record.state import PLAN, Frame
 from padtrace.record.values import Convert, integer_of, rows_of, width_of
 from padtrace.recording import schema
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
@@ -21,19 +20,21 @@ _AT = {name: index for index, name in enumerate(_OWN)}
 _PLANNED, _SPLITS = _AT["planned.rows"], _AT["num_splits.rows"]
 _BUCKET = _AT["graph_bucket"]
 _SLICE, _WANTED = _AT["num_splits_slice.rows"], _AT["num_splits_slice.wanted"]
+# What the extension has to know: how many columns, and where some are.
+_PLACES = (len(_OWN), _PLANNED, _SPLITS, _BUCKET)
 _NOT_IN_METADATA = (_PLANNED, _SPLITS, _BUCKET, _SLICE, _WANTED)
 
 
 class _Reader:
     """Reads the columns of a plan from one class of metadata."""
 
-    __slots__ = ("converters", "fill", "get", "missing", "places")
+    __slots__ = ("_attributes", "_converters", "_get", "_places", "missing")
 
     def __init__(self, metadata: Any) -> None:
         self.missing: list[int] = []
-        self.places: list[int] = []
-        self.converters: list[Convert] = []
-        attributes: list[str] = []
+        self._places: list[int] = []
+        self._converters: list[Convert] = []
+        self._attributes: list[str] = []
         for place, name in enumerate(_OWN):
             if place in _NOT_IN_METADATA:
                 continue
@@ -43,24 +44,22 @@ class _Reader:
             if not hasattr(metadata, attribute):
                 self.missing.append(place)
                 continue
-            attributes.append(attribute)
-            self.places.append(place)
-            self.converters.append(_converter(name))
+            self._attributes.append(attribute)
+            self._places.append(place)
+            self._converters.append(_converter(name))
         # The class makes it a tuple of even one attribute or none.
-        self.get = attrgetter("__class__", "__class__", *attributes)
-        self.fill: Callable[[Any, list[int]], None] = self._fill
-        if native.compiled is not None:
-            self.fill = compiled_reader(attributes, self.places, self.converters, len(_OWN))
+        self._get = attrgetter("__class__", "__class__", *self._attributes)
+
+    def compiled(self) -> Any:
+        """What the extension reads the same columns with."""
+        return compiled_columns(self._attributes, self._places, self._converters, len(_OWN))
 
     def read(self, metadata: Any, own: list[int]) -> None:
         for place in self.missing:
             own[place] = NO_ATTRIBUTE_CODE
-        self.fill(metadata, own)
-
-    def _fill(self, metadata: Any, own: list[int]) -> None:
-        values = iter(self.get(metadata))
+        values = iter(self._get(metadata))
         next(values), next(values)
-        for place, convert, value in zip(self.places, self.converters, values, strict=True):
+        for place, convert, value in zip(self._places, self._converters, values, strict=True):
             if value is None:
                 own[place] = NONE_CODE
             elif convert is rows_of and value.__class__ is not list:
@@ -70,16 +69,6 @@ class _Reader:
                     own[place] = rows_of(value)
             else:
                 own[place] = convert(value)
-
-
-class Planned:
-    """What is kept of an open plan: the batch at entry, and the columns after it."""
-
-    __slots__ = ("entry", "own")
-
-    def __init__(self, entry: Snapshot) -> None:
-        self.entry = entry
-        self.own = [NOT_OBSERVED_CODE] * len(_OWN)
 
 
 class PlanProbe:
@@ -104,6 +93,18 @@ class PlanProbe:
         self._finish_launches = finish_launches
         self._backends = backends_of(context)
         self._by: dict[type, str] = {}
+        backends = self._backends
+        context.compile(
+            self,
+            "plan",
+            function,
+            self._function,
+            finish=finish_launches,
+            describe=backends.name_and_number,
+            more=backends.describe,
+            flag=self._graph,
+            places=_PLACES,
+        )
 
     def enter(self, backend: Any, *args: Any, **kwargs: Any) -> Frame | None:
         state, context = self._state, self._context
@@ -118,14 +119,16 @@ class PlanProbe:
         frame = state.enter(self._name, record)
         frame.subject = backend
         frame.failed = self._failed
-        frame.extra = planned = Planned(entry)
+        frame.kind = PLAN
+        frame.entry = entry
+        frame.numbers = [NOT_OBSERVED_CODE] * len(_OWN)
         if self._graph:
-            planned.own[_BUCKET] = bucket
+            frame.put(_BUCKET, bucket)
         return frame
 
     def leave(self, frame: Frame, result: Any) -> None:
         exit_seq = self._state.leave(frame)
-        own = frame.extra.own
+        own = frame.numbers
         backend = frame.subject
         self._backends.read(backend, own)
         if own[_SPLITS] > 0:
@@ -133,7 +136,7 @@ class PlanProbe:
             if by is None:
                 by = f"{type(backend).__name__}.{self._name}"
                 self._by[backend.__class__] = by
-            frame.record.plan = PlanNote(by, frame.enter_seq, own[_PLANNED], own[_SPLITS])
+            frame.record.planned(by, frame.enter_seq, own[_PLANNED], own[_SPLITS])
         self._write(frame, exit_seq)
         if not self._state.open:
             self._finish_launches()
@@ -142,10 +145,8 @@ class PlanProbe:
         self._write(frame, exit_number(self._context, frame, observed))
 
     def _write(self, frame: Frame, exit_seq: int) -> None:
-        planned: Planned = frame.extra
         name, number = self._backends.name_and_number(frame.subject)
-        own = [name, number, self._function, self._context.keep(planned.entry)]
-        own += planned.own
+        own = [name, number, self._function, self._context.keep(frame.entry), *frame.numbers]
         self._state.event(PLAN, frame, exit_seq, own)
 
 
@@ -170,13 +171,21 @@ class Backends:
         metadata = getattr(backend, "forward_metadata", None)
         if metadata is None:
             return
-        reader = self._readers.get(type(metadata))
-        if reader is None:
-            reader = self._readers[type(metadata)] = _Reader(metadata)
-        reader.read(metadata, own)
+        self._reader(metadata).read(metadata, own)
         splits = num_splits_rows(metadata)
         if splits != NOT_OBSERVED_CODE or own[_SPLITS] == NOT_OBSERVED_CODE:
             own[_SPLITS] = splits
+
+    def _reader(self, metadata: Any) -> _Reader:
+        reader = self._readers.get(type(metadata))
+        if reader is None:
+            reader = self._readers[type(metadata)] = _Reader(metadata)
+        return reader
+
+    def describe(self, metadata: Any) -> tuple[Any, ...]:
+        """How a class of metadata is read, for the extension: columns absent, columns there."""
+        reader = self._reader(metadata)
+        return tuple(reader.missing), reader.compiled()
 
 
 def backends_of(context: Context) -> Backends:
@@ -211,14 +220,18 @@ class FlashMLAMetadataWatch:
 
     def __init__(self, context: Context) -> None:
         self._open = context.state.open
+        self.after: Callable[..., None] = self._after
+        core = context.compiled("flashmla", "_compute_flashmla_metadata", places=_PLACES)
+        if core is not None:
+            self.after = core.enter
 
-    def after(
+    def _after(
         self, result: Any, backend: Any, cache_seqlens: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        own = _enclosing_plan(self._open)
-        if own is not None:
-            own[_PLANNED] = rows_of(cache_seqlens)
-            own[_SPLITS] = num_splits_rows(result)
+        plan = _enclosing_plan(self._open)
+        if plan is not None:
+            plan.put(_PLANNED, rows_of(cache_seqlens))
+            plan.put(_SPLITS, num_splits_rows(result))
 
 
 class SliceWatch:
@@ -228,25 +241,22 @@ class SliceWatch:
         self._open = context.state.open
 
     def after(self, result: Any, metadata: Any, sli: Any = None, *args: Any, **kw: Any) -> None:
-        own = _enclosing_plan(self._open)
-        if own is None or not isinstance(sli, slice):
+        plan = _enclosing_plan(self._open)
+        if plan is None or not isinstance(sli, slice):
             return
-        own[_SLICE] = rows_of(getattr(result, "num_splits", None))
+        plan.put(_SLICE, rows_of(getattr(result, "num_splits", None)))
         if isinstance(sli.stop, int):
-            own[_WANTED] = sli.stop - (sli.start or 0)
+            plan.put(_WANTED, sli.stop - (sli.start or 0))
 
 
 def note_planned_rows(plan: Frame | None, rows: int) -> None:
     """The rows given to get_mla_metadata, where no method of the backend told them before."""
-    own = plan.extra.own if plan is not None and isinstance(plan.extra, Planned) else None
-    if own is not None and own[_PLANNED] == NOT_OBSERVED_CODE:
-        own[_PLANNED] = rows
+    if plan is not None and plan.kind == PLAN and plan.get(_PLANNED) == NOT_OBSERVED_CODE:
+        plan.put(_PLANNED, rows)
 
 
-def _enclosing_plan(running: list[Frame]) -> list[int] | None:
-    if running and isinstance(running[-1].extra, Planned):
-        return running[-1].extra.own
-    return None
+def _enclosing_plan(running: list[Frame]) -> Frame | None:
+    return running[-1] if running and running[-1].kind == PLAN else None
 
 
 def _batch_and_bucket(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:

@@ -16,6 +16,7 @@ class ReadyProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._state = context.state
+        context.compile(self, "ready", "mark_forward_metadata_ready")
 
     def enter(self, batch: Any, *args: Any, **kwargs: Any) -> Frame:
         state = self._state
