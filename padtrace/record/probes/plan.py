@@ -6,7 +6,6 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from padtrace.record import native
 from padtrace.record.probes.context import UNSEEN, Context, exit_number
 from padtrace.record.snapshots import compiled_columns
 from padtrace.record.state import PLAN, Frame
