@@ -74,7 +74,10 @@ def _hook_everything(state: State, wanted: settings.Settings, ring: Path) -> Non
     keeper = _keeper(wanted, ring)
     state.writer.facts(process_facts(wanted.tier if keeper is not None else "shape"))
     context = Context(state, ForwardBatch, attn_cp_rank)
-    rest = (context, alarm, live_look, register, torch.compiler.is_compiling)
+    # Dynamo takes this one for true as well, and outside it costs half as much as is_compiling.
+    compiler = torch.compiler
+    is_compiling = getattr(compiler, "is_dynamo_compiling", compiler.is_compiling)
+    rest = (context, alarm, live_look, register, is_compiling)
     if keeper is None:
         Installer(*rest).install()
         return

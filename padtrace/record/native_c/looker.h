@@ -30,7 +30,19 @@ typedef struct {
     Py_ssize_t spec_count;
     Speculative *spec;
     Snapshot *snapshot;
+    uint64_t version, spec_version; /* of both dicts when they were looked at; 0: not known */
+    PyObject *spec_owner;           /* the dict of the speculative input */
 } Look;
+
+/* A number that changes with every change of a dict; 0 where this Python has none. */
+static uint64_t dict_version(PyObject *dict)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    return ((PyDictObject *)dict)->ma_version_tag;
+#else
+    return 0;
+#endif
+}
 
 #define MAX_COLUMNS 256
 #define MAX_ORDER 512
@@ -91,11 +103,18 @@ static int columns_fill(Columns *self, PyObject *names, PyObject *pairs, PyObjec
         return -1;
     }
     self->count = count;
-    self->names = Py_NewRef(names);
     self->converters = Py_NewRef(converters);
+    self->names = PyTuple_New(count);
+    if (self->names == NULL)
+        return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (!PyUnicode_CheckExact(PyTuple_GET_ITEM(names, i)))
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        if (!PyUnicode_CheckExact(name))
             goto wrong;
+        /* The very string that attributes are kept under, so that they are found by identity. */
+        Py_INCREF(name);
+        PyUnicode_InternInPlace(&name);
+        PyTuple_SET_ITEM(self->names, i, name);
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(pairs, i), "ii", &self->places[i],
                               &self->conversions[i]))
             return -1;
@@ -111,7 +130,9 @@ wrong:
 
 static void look_clear(Look *look, Py_ssize_t count)
 {
+    look->version = look->spec_version = 0;
     Py_CLEAR(look->owner);
+    Py_CLEAR(look->spec_owner);
     Py_CLEAR(look->snapshot);
     for (Py_ssize_t i = 0; look->raw != NULL && i <= count; i++)
         Py_CLEAR(look->raw[i]);
@@ -434,11 +455,20 @@ static int lists_same(Looker *self, PyObject **now, Snapshot *snapshot)
     return 1;
 }
 
-/* The attributes of a speculative input now; how many, -1 with an exception set. */
-static Py_ssize_t speculative_now(Speculative *spec, PyObject *object, PyObject **into)
+/* The attributes of a speculative input now; how many, -1 with an exception set.
+ * `held` is its dict or NULL, and becomes NULL if any of them is not in there. */
+static Py_ssize_t speculative_now(Speculative *spec, PyObject *object, PyObject **into,
+                                  PyObject **held)
 {
+    PyObject *fields = *held;
     for (Py_ssize_t i = 0; i < spec->columns.count; i++) {
-        into[i] = PyObject_GetAttr(object, PyTuple_GET_ITEM(spec->columns.names, i));
+        PyObject *name = PyTuple_GET_ITEM(spec->columns.names, i);
+        into[i] = fields == NULL ? NULL : PyDict_GetItemWithError(fields, name);
+        Py_XINCREF(into[i]);
+        if (into[i] == NULL && !PyErr_Occurred()) {
+            *held = NULL;
+            into[i] = PyObject_GetAttr(object, name);
+        }
         if (into[i] == NULL) {
             while (i-- > 0)
                 Py_DECREF(into[i]);
@@ -626,15 +656,19 @@ static int fetch(Looker *self, PyObject *fields, PyObject **now)
 
 /* Keep a look; what it takes the place of is let go last, since that may run code. */
 static void look_keep(Look *into, PyObject *fields, Snapshot *snapshot, Speculative *spec,
-                      PyObject **now, Py_ssize_t count, PyObject **spec_now, Py_ssize_t spec_count)
+                      PyObject **now, Py_ssize_t count, PyObject **spec_now, Py_ssize_t spec_count,
+                      PyObject *spec_owner)
 {
     Snapshot *old = into->snapshot;
-    PyObject *old_owner = into->owner, *gone[MAX_COLUMNS + 1 + MAX_SPEC_COLUMNS];
+    PyObject *old_owner = into->owner, *old_spec_owner = into->spec_owner, *gone[MAX_COLUMNS + 1 + MAX_SPEC_COLUMNS];
     Py_ssize_t gone_count = 0;
     Py_INCREF(snapshot);
     into->snapshot = snapshot;
     Py_INCREF(fields);
     into->owner = fields;
+    into->version = into->spec_version = 0;
+    Py_XINCREF(spec_owner);
+    into->spec_owner = spec_owner;
     into->spec = spec;
     into->spec_count = spec_count;
     for (Py_ssize_t i = 0; i <= count; i++) {
@@ -651,6 +685,20 @@ static void look_keep(Look *into, PyObject *fields, Snapshot *snapshot, Speculat
         Py_XDECREF(gone[--gone_count]);
     Py_XDECREF((PyObject *)old);
     Py_XDECREF(old_owner);
+    Py_XDECREF(old_spec_owner);
+}
+
+/* The snapshot of the last look if no dict has changed since, a new reference; else NULL.
+ * Lists change in place, so they are compared all the same. */
+static Snapshot *look_still(Looker *self, const Look *look, PyObject *fields)
+{
+    if (look->owner != fields || look->version == 0 || look->version != dict_version(fields) ||
+        (look->spec_owner != NULL && (look->spec_version == 0 ||
+                                      look->spec_version != dict_version(look->spec_owner))) ||
+        (look->spec_owner == NULL && look->raw[self->columns.count] != Py_None) ||
+        !lists_same(self, look->raw, look->snapshot))
+        return NULL;
+    return (Snapshot *)Py_NewRef(look->snapshot);
 }
 
 /* A copy of a look that keeps alive what it refers to: converters may run code that looks again. */
@@ -661,6 +709,7 @@ static void look_hold(const Look *look, Look *held, PyObject **raw, PyObject **s
     held->raw = raw;
     held->spec_raw = spec_raw;
     Py_XINCREF((PyObject *)held->owner);
+    Py_XINCREF(held->spec_owner);
     Py_XINCREF((PyObject *)held->snapshot);
     for (Py_ssize_t i = 0; i <= count; i++) {
         raw[i] = look->raw[i];
@@ -676,8 +725,9 @@ static void look_hold(const Look *look, Look *held, PyObject **raw, PyObject **s
 static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_input)
 {
     const Py_ssize_t count = self->columns.count;
-    PyObject *now[MAX_COLUMNS + 1], *spec_now[MAX_SPEC_COLUMNS];
+    PyObject *now[MAX_COLUMNS + 1], *spec_now[MAX_SPEC_COLUMNS], *spec_owner = NULL, *held_owner;
     Look *look = &self->looks[self->last];
+    uint64_t version = dict_version(fields), spec_version = 0;
     Py_ssize_t spec_count;
     Speculative *spec;
     Snapshot *found = NULL;
@@ -690,9 +740,21 @@ static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_inpu
     spec = looker_speculative(self, spec_input);
     if (spec == NULL)
         return NULL;
-    spec_count = speculative_now(spec, spec_input, spec_now);
-    if (spec_count < 0)
+    if (spec_input != Py_None) {
+        spec_owner = PyObject_GetAttr(spec_input, text_dict);
+        if (spec_owner == NULL && !forgive())
+            return NULL;
+        if (spec_owner != NULL && !PyDict_CheckExact(spec_owner))
+            Py_CLEAR(spec_owner);
+        if (spec_owner != NULL)
+            spec_version = dict_version(spec_owner);
+    }
+    held_owner = spec_owner;
+    spec_count = speculative_now(spec, spec_input, spec_now, &held_owner);
+    if (spec_count < 0) {
+        Py_XDECREF(spec_owner);
         return NULL;
+    }
     /* From here to the comparison no code of Python runs, so borrowed references will do. */
     if (!fetch(self, fields, now)) {
         if (!PyErr_Occurred())
@@ -712,20 +774,34 @@ static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_inpu
         found = looker_convert_all(self, &held, now, spec, spec_now);
         if (found != NULL)
             look_keep(&self->looks[self->last], fields, found, spec, now, count, spec_now,
-                      spec_count);
+                      spec_count, held_owner);
         look_clear(&held, count);
         for (Py_ssize_t i = 0; i <= count; i++)
             Py_DECREF(now[i]);
     }
+    look = &self->looks[self->last];
+    if (found != NULL && look->owner == fields && look->snapshot == found) {
+        /* As they were before anything was read: a change since then shows. */
+        look->version = version;
+        look->spec_version = spec_version;
+    }
     for (Py_ssize_t i = 0; i < spec_count; i++)
         Py_DECREF(spec_now[i]);
+    Py_XDECREF(spec_owner);
     return (PyObject *)found;
 }
 
 static PyObject *looker_take(Looker *self, PyObject *batch)
 {
     PyObject *fields = PyObject_GetAttr(batch, text_dict), *spec_input = NULL, *found = NULL;
-    if (fields != NULL && PyDict_CheckExact(fields))
+    if (fields != NULL && PyDict_CheckExact(fields)) {
+        for (int i = 0; i < 2 && found == NULL; i++) {
+            found = (PyObject *)look_still(self, &self->looks[i], fields);
+            if (found != NULL)
+                self->last = i;
+        }
+    }
+    if (found == NULL && fields != NULL && PyDict_CheckExact(fields))
         spec_input = PyDict_GetItemWithError(fields, self->spec_name);
     if (spec_input != NULL) {
         Py_INCREF(spec_input);
