@@ -69,27 +69,24 @@ static PyObject *scheduled_copy(PyObject *batch, PyObject *name)
     return copy;
 }
 
-/* Whether the scheduler gathered no counts for this batch; -1 with an exception. */
-static int without_counts(PyObject *batch)
+/* Whether the scheduler gathered no counts for this batch, from its first vector; -1 with an
+ * exception. */
+static int without_counts(PyObject *counts, PyObject *batch)
 {
-    PyObject *counts = PyObject_GetAttr(batch, text_global_num_tokens);
-    int none, draft = 0;
-    if (counts == NULL)
-        return -1;
-    none = counts == Py_None;
-    Py_DECREF(counts);
-    if (!none)
+    PyObject *drafts;
+    int draft = 0;
+    if (counts != Py_None)
         return 0;
-    counts = optional(batch, text_draft_global_num_tokens);
-    if (counts != NULL)
-        draft = PyObject_IsTrue(counts);
-    Py_XDECREF(counts);
+    drafts = optional(batch, text_draft_global_num_tokens);
+    if (drafts != NULL)
+        draft = PyObject_IsTrue(drafts);
+    Py_XDECREF(drafts);
     return draft < 0 || PyErr_Occurred() ? -1 : !draft;
 }
 
 static Frame *sync_enter(Probe *self, PyObject *args, PyObject *kwargs)
 {
-    PyObject *forward_batch = given_argument(args, kwargs, 0, text_self), *batch;
+    PyObject *forward_batch = given_argument(args, kwargs, 0, text_self), *batch, *counts;
     PyObject *names[SCHEDULED] = {text_global_num_tokens, text_global_num_tokens_for_logprob,
                                   text_draft_global_num_tokens,
                                   text_draft_global_num_tokens_for_logprob};
@@ -97,13 +94,24 @@ static Frame *sync_enter(Probe *self, PyObject *args, PyObject *kwargs)
     if (forward_batch == NULL)
         return NULL;
     batch = given_argument(args, kwargs, 1, text_batch);
-    if (batch == NULL || without_counts(batch) != 0)
+    counts = batch == NULL ? NULL : PyObject_GetAttr(batch, text_global_num_tokens);
+    if (counts == NULL)
         return NULL;
+    if (without_counts(counts, batch) != 0) {
+        Py_DECREF(counts);
+        return NULL;
+    }
     frame = probe_open(self, record_of(self->shared, forward_batch, NULL), SYNC_KIND, forward_batch);
-    if (frame == NULL)
+    if (frame == NULL) {
+        Py_DECREF(counts);
         return NULL;
+    }
     frame->extra = Py_NewRef(batch);
-    for (int i = 0; i < SCHEDULED; i++) {
+    frame->kept[0] = counts == Py_None ? Py_NewRef(Py_None) : PySequence_List(counts);
+    Py_DECREF(counts);
+    if (frame->kept[0] == NULL)
+        return probe_give_up(frame);
+    for (int i = 1; i < SCHEDULED; i++) {
         frame->kept[i] = scheduled_copy(batch, names[i]);
         if (frame->kept[i] == NULL && PyErr_Occurred())
             return probe_give_up(frame);

@@ -94,6 +94,7 @@ enum {
     X(set_phase, "_set_phase") \
     X(shape, "shape") \
     X(skip_attn_backend_init, "skip_attn_backend_init") \
+    X(tbo_parent_token_range, "tbo_parent_token_range") \
     X(tile_scheduler_metadata, "tile_scheduler_metadata") \
     X(tolist, "tolist")
 

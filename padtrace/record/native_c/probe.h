@@ -29,6 +29,7 @@ typedef struct {
     Looker *looker;
     PyObject *record_of; /* Context.record_of, for a batch seen the first time */
     PyObject *rows_of;   /* values.rows_of, for what is no plain tensor */
+    PyObject *batch_class;
     BatchRecord *nobody;
     Snapshot *unseen;
     long long target, draft;
@@ -43,12 +44,13 @@ static PyTypeObject SharedType;
 
 static PyObject *shared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *state, *looker, *record_of, *rows_of, *nobody;
+    PyObject *state, *looker, *record_of, *rows_of, *nobody, *batch_class;
     long long target, draft;
     int mode, batch_size, token_rows;
     Shared *self;
-    if (!PyArg_ParseTuple(args, "O!O!OOO!(LL)(iii)", &StateCoreType, &state, &LookerType, &looker,
-                          &record_of, &rows_of, &BatchRecordType, &nobody, &target, &draft, &mode,
+    if (!PyArg_ParseTuple(args, "O!O!OOO!O!(LL)(iii)", &StateCoreType, &state, &LookerType, &looker,
+                          &record_of, &rows_of, &BatchRecordType, &nobody, &PyType_Type,
+                          &batch_class, &target, &draft, &mode,
                           &batch_size, &token_rows))
         return NULL;
     self = (Shared *)type->tp_alloc(type, 0);
@@ -58,6 +60,7 @@ static PyObject *shared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->looker = (Looker *)Py_NewRef(looker);
     self->record_of = Py_NewRef(record_of);
     self->rows_of = Py_NewRef(rows_of);
+    self->batch_class = Py_NewRef(batch_class);
     self->nobody = (BatchRecord *)Py_NewRef(nobody);
     self->target = target;
     self->draft = draft;
@@ -100,6 +103,7 @@ static void shared_dealloc(Shared *self)
     Py_CLEAR(self->state);
     Py_CLEAR(self->looker);
     Py_CLEAR(self->rows_of);
+    Py_CLEAR(self->batch_class);
     Py_CLEAR(self->nobody);
     for (Py_ssize_t i = 0; i < self->reader_count; i++) {
         Py_XDECREF((PyObject *)self->readers[i].type);
@@ -121,12 +125,16 @@ static PyTypeObject SharedType = {
 
 /* ---- attributes and arguments --------------------------------------------------------------- */
 
-/* An attribute, a new reference; NULL without an exception where there is none. */
+/* An attribute, a new reference; NULL without an exception where there is none.
+ * Both functions spare the making of an AttributeError, which costs a microsecond. */
 static PyObject *optional(PyObject *object, PyObject *name)
 {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError))
-        PyErr_Clear();
+    PyObject *value = NULL;
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject_GetOptionalAttr(object, name, &value);
+#else
+    _PyObject_LookupAttr(object, name, &value);
+#endif
     return value;
 }
 
@@ -222,28 +230,6 @@ static BatchRecord *new_record(StateCore *state, int64_t worker)
     return batch_record_make(&BatchRecordType, state->batches++, worker, 0);
 }
 
-/* Context.record_of; a new reference. `worker` is NULL where the call does not tell it. */
-static BatchRecord *record_of(Shared *shared, PyObject *batch, const int64_t *worker)
-{
-    PyObject *found = optional(batch, text_padtrace), *number;
-    if (found != NULL && Py_IS_TYPE(found, &BatchRecordType) &&
-        ((BatchRecord *)found)->owner == (long long)(intptr_t)batch)
-        return (BatchRecord *)found;
-    Py_XDECREF(found);
-    if (PyErr_Occurred())
-        return NULL;
-    number = worker == NULL ? Py_NewRef(Py_None) : PyLong_FromLongLong(*worker);
-    if (number == NULL)
-        return NULL;
-    found = PyObject_CallFunctionObjArgs(shared->record_of, batch, number, NULL);
-    Py_DECREF(number);
-    if (found != NULL && !Py_IS_TYPE(found, &BatchRecordType)) {
-        PyErr_SetString(PyExc_TypeError, "that is no record of a batch");
-        Py_CLEAR(found);
-    }
-    return (BatchRecord *)found;
-}
-
 /* State.enclosing_record; a new reference. */
 static BatchRecord *enclosing_record(Shared *shared)
 {
@@ -257,6 +243,48 @@ static BatchRecord *enclosing_record(Shared *shared)
         return NULL;
     }
     return (BatchRecord *)Py_NewRef(record);
+}
+
+/* Whether a batch without a record belongs to the call that is open, as Context.record_of says:
+ * any copy or view that SGLang makes inside a hooked call, but no child of two-batch overlap. */
+static int is_enclosed(Shared *shared, PyObject *batch)
+{
+    PyObject *parent;
+    int child;
+    if (PyList_GET_SIZE(shared->state->open) == 0)
+        return 0;
+    if (!PyType_IsSubtype(Py_TYPE(batch), (PyTypeObject *)shared->batch_class))
+        return 1;
+    parent = optional(batch, text_tbo_parent_token_range);
+    child = parent != NULL && parent != Py_None;
+    Py_XDECREF(parent);
+    return !child && !PyErr_Occurred();
+}
+
+/* Context.record_of; a new reference. `worker` is NULL where the call does not tell it. */
+static BatchRecord *record_of(Shared *shared, PyObject *batch, const int64_t *worker)
+{
+    PyObject *found = optional(batch, text_padtrace), *number;
+    if (found != NULL && Py_IS_TYPE(found, &BatchRecordType) &&
+        ((BatchRecord *)found)->owner == (long long)(intptr_t)batch)
+        return (BatchRecord *)found;
+    Py_XDECREF(found);
+    if (PyErr_Occurred())
+        return NULL;
+    if (is_enclosed(shared, batch))
+        return enclosing_record(shared);
+    number = PyErr_Occurred()  ? NULL
+             : worker == NULL ? Py_NewRef(Py_None)
+                              : PyLong_FromLongLong(*worker);
+    if (number == NULL)
+        return NULL;
+    found = PyObject_CallFunctionObjArgs(shared->record_of, batch, number, NULL);
+    Py_DECREF(number);
+    if (found != NULL && !Py_IS_TYPE(found, &BatchRecordType)) {
+        PyErr_SetString(PyExc_TypeError, "that is no record of a batch");
+        Py_CLEAR(found);
+    }
+    return (BatchRecord *)found;
 }
 
 static Snapshot *snap(Shared *shared, PyObject *batch)

@@ -47,6 +47,7 @@ class Context:
             self.record_of,
             rows_of,
             state.nobody,
+            self.forward_batch_class,
             (state.target, state.draft),
             (MODE, BATCH_SIZE, TOKEN_ROWS),
         )
