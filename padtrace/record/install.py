@@ -73,7 +73,7 @@ class Installer:
         self._watch = ImportWatch(self._imported)
         self._launches: list[LaunchProbe] = []
         self._classes: set[tuple[type, str]] = set()
-        self._steps = StepCounter(self._state)
+        self._steps = StepCounter(context)
         self._buckets = BucketWatch(context)
         self._has = {target.hook: choose(target, look)[1] != "" for target in TARGETS}
 
@@ -95,8 +95,14 @@ class Installer:
                 self._fingerprint_when_imported(module, attribute)
 
     def finish_launches(self) -> None:
+        """Write how often each launch of the forward that ends happened."""
         for launch in self._launches:
             launch.finish()
+
+    def _finisher(self) -> Callable[[], None]:
+        shared = self._context.shared
+        finish: Callable[[], None] = shared.finish_launches if shared else self.finish_launches
+        return finish
 
     def hook_backend(self, backend: Any) -> None:
         """Hook the planning methods of a backend's class, and of the backends inside it."""
@@ -149,12 +155,12 @@ class Installer:
         context = self._context
         if kind == "forward":
             skip = None if self._has["mark_forward_metadata_ready"] else ReadyProbe(context)
-            return ForwardProbe(context, self.finish_launches, self.tell_runner, skip)
+            return ForwardProbe(context, self._finisher(), self.tell_runner, skip)
         if kind == "init_new":
             sync = None if self._has["init_mlp_sync_metadata"] else SyncProbe(context)
             return InitNewProbe(context, sync)
         if kind == "plan":
-            return PlanProbe(context, function, self.finish_launches)
+            return PlanProbe(context, function, self._finisher())
         if kind in ("judge", "load"):
             return GraphProbe(context, function, chooses=kind == "load")
         if kind == "launch":

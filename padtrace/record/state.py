@@ -53,35 +53,19 @@ class State(StateCore):
         super().__init__(writer, writer.clock_offset_ns)
         self.writer = writer
         self.string = writer.string
-        self.syncs = 0
-        self.rounds = 0
         self.target = writer.string("target")
         self.draft = writer.string("draft")
         self.phase = self.calm_phase = writer.string("warmup")
         self.capture_phase = writer.string("capture")
-        self._serve = writer.string("serve")
-        self._source_sync = writer.string("sync")
-        self._source_round = writer.string("round")
-        self.step_source = self._source_round
+        self.serve_phase = writer.string("serve")
+        self.source_sync = writer.string("sync")
+        self.step_source = writer.string("round")
         self.nobody = BatchRecord(NOT_OBSERVED_CODE, NOT_OBSERVED_CODE)
         self.nobody.draft_step = NOT_OBSERVED_CODE
         self.guard = Guard(self)
         # Lets go of the tensors last looked at; the context sets it.
         self.let_go: Callable[[], None] = _nothing
         self.on_error: list[Callable[[BaseException, str, BatchRecord], None]] = []
-
-    def count_sync(self) -> None:
-        """The collective that all ranks of a sync group make together was entered."""
-        self.syncs = self.step = self.syncs + 1
-        self.step_source = self._source_sync
-        self.calm_phase = self._serve
-
-    def count_round(self) -> None:
-        """`run_batch` was entered; it counts as the step where no collective runs."""
-        self.rounds += 1
-        self.calm_phase = self._serve
-        if not self.syncs:
-            self.step = self.rounds
 
     def worker_of(self, model_runner: Any) -> int:
         return self.draft if model_runner.is_draft_worker else self.target

@@ -137,7 +137,10 @@ class StateCore:
         batches, forwards: the next numbers of a batch and of a forward.
         forward: number of the forward that runs, or NOT_OBSERVED_CODE.
         step, step_source, phase: what the columns of these names say of events now.
+        syncs, rounds: how many of either were counted.
+        source_sync: what step_source says once a collective was seen.
         capture_phase, calm_phase: the phase while a graph is captured, and otherwise.
+        serve_phase: the latter once a step was counted.
         capturing: SGLang's get_is_capture_mode, once it is found.
         open: the frames of the calls that are running, innermost last.
     """
@@ -152,7 +155,8 @@ class StateCore:
         self.seq = self.batches = self.forwards = 0
         self.forward = NOT_OBSERVED_CODE
         self.step = self.step_source = self.phase = 0
-        self.capture_phase = self.calm_phase = 0
+        self.capture_phase = self.calm_phase = self.serve_phase = 0
+        self.syncs = self.rounds = self.source_sync = 0
         self.capturing: Callable[[], bool] | None = None
         self.open: list[Frame] = []
 
@@ -185,6 +189,19 @@ class StateCore:
         seq = self.seq
         self.seq = seq + 1
         return seq
+
+    def count_sync(self) -> None:
+        """The collective that all ranks of a sync group make together was entered."""
+        self.syncs = self.step = self.syncs + 1
+        self.step_source = self.source_sync
+        self.calm_phase = self.serve_phase
+
+    def count_round(self) -> None:
+        """`run_batch` was entered; it counts as the step where no collective runs."""
+        self.rounds += 1
+        self.calm_phase = self.serve_phase
+        if not self.syncs:
+            self.step = self.rounds
 
     def event(
         self,

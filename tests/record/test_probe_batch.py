@@ -211,7 +211,7 @@ def test_steps_are_collectives_and_rounds_only_without_them(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = forward_hook(recorder, lambda runner, batch: Output())
-    counter = StepCounter(recorder.state)
+    counter = StepCounter(recorder.context)
     forward(ModelRunner(), decode_batch())
     counter.round()
     forward(ModelRunner(), decode_batch())
@@ -229,7 +229,7 @@ def test_steps_are_collectives_and_rounds_only_without_them(
 
 def test_skipped_gathers_are_no_steps(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "true")
-    counter = StepCounter(recorder.state)
+    counter = StepCounter(recorder.context)
     counter.sync()
     counter.round()
     assert recorder.state.step == 1

@@ -51,7 +51,8 @@ typedef struct {
     HookCore *hook;
     StateCore *state;
     PyObject *first, *second; /* enter, leave or before, after; the latter may be None */
-    Probe *probe;             /* whose `enter` and `leave` those are, if they are compiled */
+    /* Whose `enter` and `leave` those are, or whose `enter` each of them is, if compiled. */
+    Probe *probe, *before, *after;
     int counts;               /* whether the ring counts the calls */
     PyObject *guard_exit;     /* told of an exception that leaves an outermost call */
 } Call;
@@ -63,6 +64,8 @@ static int call_traverse(Call *self, visitproc visit, void *arg)
     Py_VISIT(self->first);
     Py_VISIT(self->second);
     Py_VISIT(self->probe);
+    Py_VISIT(self->before);
+    Py_VISIT(self->after);
     Py_VISIT(self->guard_exit);
     return 0;
 }
@@ -74,6 +77,8 @@ static int call_clear(Call *self)
     Py_CLEAR(self->first);
     Py_CLEAR(self->second);
     Py_CLEAR(self->probe);
+    Py_CLEAR(self->before);
+    Py_CLEAR(self->after);
     Py_CLEAR(self->guard_exit);
     return 0;
 }
@@ -85,15 +90,37 @@ static void call_dealloc(Call *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* The compiled probe that both are methods of; NULL if they are anything else. */
-static Probe *probe_behind(PyObject *enter, PyObject *leave)
+/* The compiled probe that a function is `enter` of; NULL if it is anything else. */
+static Probe *probe_entered(PyObject *enter)
 {
-    if (!PyCFunction_Check(enter) || !PyCFunction_Check(leave) ||
-        PyCFunction_GET_FUNCTION(enter) != (PyCFunction)(void (*)(void))probe_enter ||
-        PyCFunction_GET_FUNCTION(leave) != (PyCFunction)(void (*)(void))probe_leave ||
-        PyCFunction_GET_SELF(enter) != PyCFunction_GET_SELF(leave))
+    if (!PyCFunction_Check(enter) ||
+        PyCFunction_GET_FUNCTION(enter) != (PyCFunction)(void (*)(void))probe_enter)
         return NULL;
     return (Probe *)Py_NewRef(PyCFunction_GET_SELF(enter));
+}
+
+/* The one that these are `enter` and `leave` of. */
+static Probe *probe_behind(PyObject *enter, PyObject *leave)
+{
+    if (!PyCFunction_Check(leave) ||
+        PyCFunction_GET_FUNCTION(leave) != (PyCFunction)(void (*)(void))probe_leave ||
+        !PyCFunction_Check(enter) || PyCFunction_GET_SELF(enter) != PyCFunction_GET_SELF(leave))
+        return NULL;
+    return probe_entered(enter);
+}
+
+/* Call what a watch asks; 0 with an exception. */
+static int watch_ask(Probe *probe, PyObject *function, PyObject *args, PyObject *kwargs)
+{
+    PyObject *done;
+    if (probe != NULL) {
+        done = (PyObject *)probe->doings->enter(probe, args, kwargs);
+        Py_XDECREF(done);
+        return !PyErr_Occurred();
+    }
+    done = PyObject_Call(function, args, kwargs);
+    Py_XDECREF(done);
+    return done != NULL;
 }
 
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -114,6 +141,8 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->guard_exit = Py_NewRef(guard_exit);
     self->counts = counts;
     self->probe = probe_behind(first, second);
+    self->before = probe_entered(first);
+    self->after = probe_entered(second);
     return (PyObject *)self;
 }
 
@@ -261,22 +290,19 @@ static PyObject *call_watch(Call *self, PyObject *const *given, Py_ssize_t count
     if (hook->alive) {
         call_count(self);
         if (self->first != Py_None) {
-            PyObject *done = PyObject_Call(self->first, given[1], given[2]);
-            if (done == NULL && !hook_lost(hook, depth))
+            if (!watch_ask(self->before, self->first, given[1], given[2]) &&
+                !hook_lost(hook, depth))
                 return NULL;
-            Py_XDECREF(done);
         }
     }
     depth = PyList_GET_SIZE(self->state->open);
     result = call_original(self->guard_exit, given[0], given[1], given[2], depth == 0);
     if (result != NULL && self->second != Py_None && hook->alive) {
-        PyObject *all = with_result(result, given[1]), *done = NULL;
+        PyObject *all = with_result(result, given[1]);
         depth = PyList_GET_SIZE(self->state->open);
-        if (all != NULL)
-            done = PyObject_Call(self->second, all, given[2]);
-        if (done == NULL && !hook_lost(hook, depth))
+        if ((all == NULL || !watch_ask(self->after, self->second, all, given[2])) &&
+            !hook_lost(hook, depth))
             Py_CLEAR(result);
-        Py_XDECREF(done);
         Py_XDECREF(all);
     }
     return result;

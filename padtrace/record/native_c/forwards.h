@@ -264,7 +264,31 @@ static int graph_failed(Probe *self, Frame *frame, int observed)
     return graph_complete(self, frame, exit_number(self, observed), NOT_OBSERVED_CODE);
 }
 
+/* ---- steps: see probes/steps.py --------------------------------------------------------------- */
+
+/* prepare_mlp_sync_batch_raw; the flag says that a gather really happens */
+static Frame *step_enter(Probe *self, PyObject *args, PyObject *kwargs)
+{
+    if (self->flag)
+        Py_DECREF(state_count_sync(self->shared->state, NULL));
+    return NULL;
+}
+
+static Frame *round_enter(Probe *self, PyObject *args, PyObject *kwargs)
+{
+    Py_DECREF(state_count_round(self->shared->state, NULL));
+    return NULL;
+}
+
+/* An event is opened by none of these. */
+static int nothing_left(Probe *self, Frame *frame, PyObject *result)
+{
+    return 1;
+}
+
 static const Doings all_doings[] = {
+    {"step", step_enter, nothing_left, nothing_failed},
+    {"round", round_enter, nothing_left, nothing_failed},
     {"init_new", init_new_enter, init_new_leave, init_new_failed},
     {"sync", sync_enter, sync_leave, nothing_failed},
     {"ready", ready_enter, ready_leave, nothing_failed},
@@ -272,7 +296,7 @@ static const Doings all_doings[] = {
     {"pad_inputs", pad_inputs_enter, pad_leave, pad_failed},
     {"unpad", unpad_enter, unpad_leave, unpad_failed},
     {"plan", plan_enter, plan_leave, plan_failed},
-    {"flashmla", flashmla_enter, NULL, nothing_failed},
+    {"flashmla", flashmla_enter, nothing_left, nothing_failed},
     {"forward", forward_enter, forward_leave, forward_failed},
     {"graph", graph_enter, graph_leave, graph_failed},
     {NULL, NULL, NULL, NULL},

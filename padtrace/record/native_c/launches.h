@@ -81,7 +81,8 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->slow = Py_NewRef(Py_None);
     self->dtypes = PyDict_New();
     self->launches = PyList_New(0);
-    if (self->dtypes == NULL || self->launches == NULL || !launch_arguments(self, arguments))
+    if (self->dtypes == NULL || self->launches == NULL || !launch_arguments(self, arguments) ||
+        PyList_Append(self->shared->launches, (PyObject *)self) < 0)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -529,6 +530,18 @@ static PyObject *launch_finish(Launch *self, PyObject *unused)
             return NULL;
     }
     return none_or_raise();
+}
+
+/* The same of every kernel function. */
+static PyObject *shared_finish(Shared *self, PyObject *unused)
+{
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(self->launches); at++) {
+        PyObject *done = launch_finish((Launch *)PyList_GET_ITEM(self->launches, at), NULL);
+        if (done == NULL)
+            return NULL;
+        Py_DECREF(done);
+    }
+    Py_RETURN_NONE;
 }
 
 /* What the frame of a launch has as `failed`. */

@@ -61,6 +61,7 @@ typedef struct {
     Py_ssize_t speculative_count;
     Look looks[2];
     int last;
+    PyObject **spare_raw, **spare_spec_raw; /* room for a look while one is taken out; or NULL */
     /* Keys of a batch in their order, and which column each is; see fetch_in_order. */
     Py_ssize_t order_length, order_columns[MAX_ORDER];
     unsigned long misses;
@@ -149,6 +150,8 @@ static void looker_dealloc(Looker *self)
         PyMem_Free(self->looks[i].raw);
         PyMem_Free(self->looks[i].spec_raw);
     }
+    PyMem_Free(self->spare_raw);
+    PyMem_Free(self->spare_spec_raw);
     for (Py_ssize_t i = 0; i < self->speculative_count; i++) {
         Speculative *spec = self->speculative[i];
         Py_XDECREF((PyObject *)spec->type);
@@ -208,7 +211,9 @@ static PyObject *looker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         self->looks[i].raw = PyMem_Calloc((size_t)self->columns.count + 1, sizeof(PyObject *));
         self->looks[i].spec_raw = PyMem_Calloc(MAX_SPEC_COLUMNS, sizeof(PyObject *));
     }
-    if (!self->blank || !self->looks[0].raw || !self->looks[1].raw || !self->looks[0].spec_raw ||
+    self->spare_raw = PyMem_Calloc((size_t)self->columns.count + 1, sizeof(PyObject *));
+    self->spare_spec_raw = PyMem_Calloc(MAX_SPEC_COLUMNS, sizeof(PyObject *));
+    if (!self->spare_raw || !self->spare_spec_raw || !self->blank || !self->looks[0].raw || !self->looks[1].raw || !self->looks[0].spec_raw ||
         !self->looks[1].spec_raw) {
         PyErr_NoMemory();
         goto bad;
@@ -721,6 +726,94 @@ static void look_hold(const Look *look, Look *held, PyObject **raw, PyObject **s
     }
 }
 
+/* What one object's attributes are now; see looker_look. */
+typedef struct {
+    PyObject *fields, **attributes;
+    Speculative *spec;
+    PyObject **spec_attributes, *spec_owner;
+    Py_ssize_t spec_count;
+} Present;
+
+/* Convert what changed since a look at another object, which stays what it is. */
+static Snapshot *look_anew(Looker *self, Look *base, Look *into, const Present *now)
+{
+    const Py_ssize_t count = self->columns.count;
+    PyObject *raw[MAX_COLUMNS + 1], *spec_raw[MAX_SPEC_COLUMNS];
+    Snapshot *found;
+    Look held;
+    for (Py_ssize_t i = 0; i <= count; i++)
+        Py_INCREF(now->attributes[i]);
+    look_hold(base, &held, raw, spec_raw, count);
+    found = looker_convert_all(self, &held, now->attributes, now->spec, now->spec_attributes);
+    if (found != NULL)
+        look_keep(into, now->fields, found, now->spec, now->attributes, count,
+                  now->spec_attributes, now->spec_count, now->spec_owner);
+    look_clear(&held, count);
+    for (Py_ssize_t i = 0; i <= count; i++)
+        Py_DECREF(now->attributes[i]);
+    return found;
+}
+
+/* Put what changed into a look that was taken out; what it lets go is given to `gone`. */
+static Py_ssize_t look_renew(Look *held, Snapshot *found, const Present *now,
+                             const int *changed, Py_ssize_t changed_count, PyObject **gone)
+{
+    Py_ssize_t gone_count = 0;
+    for (Py_ssize_t k = 0; k < changed_count; k++) {
+        gone[gone_count++] = held->raw[changed[k]];
+        held->raw[changed[k]] = now->attributes[changed[k]];
+    }
+    for (Py_ssize_t i = 0; i < MAX_SPEC_COLUMNS && (i < held->spec_count || i < now->spec_count); i++) {
+        gone[gone_count++] = held->spec_raw[i];
+        held->spec_raw[i] = i < now->spec_count ? Py_NewRef(now->spec_attributes[i]) : NULL;
+    }
+    gone[gone_count++] = (PyObject *)held->snapshot;
+    held->snapshot = (Snapshot *)Py_NewRef(found);
+    gone[gone_count++] = held->spec_owner;
+    Py_XINCREF(now->spec_owner);
+    held->spec_owner = now->spec_owner;
+    held->spec = now->spec;
+    held->spec_count = now->spec_count;
+    return gone_count;
+}
+
+/* Convert what changed since the last look at the same object.
+ *
+ * The look is taken out while code of Python may run, so what did not change need not be touched:
+ * its objects are mostly in no cache. */
+static Snapshot *look_again(Looker *self, Look *look, const Present *now)
+{
+    PyObject *gone[MAX_COLUMNS + MAX_SPEC_COLUMNS + 3];
+    Look held = *look, meanwhile;
+    int changed[MAX_COLUMNS + 1];
+    Py_ssize_t changed_count = 0, gone_count = 0;
+    Snapshot *found;
+    for (Py_ssize_t i = 0; i <= self->columns.count; i++)
+        if (now->attributes[i] != held.raw[i]) {
+            Py_INCREF(now->attributes[i]);
+            changed[changed_count++] = (int)i;
+        }
+    memset(look, 0, sizeof(*look));
+    look->raw = self->spare_raw;
+    look->spec_raw = self->spare_spec_raw;
+    self->spare_raw = self->spare_spec_raw = NULL;
+    found = looker_convert_all(self, &held, now->attributes, now->spec, now->spec_attributes);
+    if (found != NULL)
+        gone_count = look_renew(&held, found, now, changed, changed_count, gone);
+    else
+        for (Py_ssize_t k = 0; k < changed_count; k++)
+            gone[gone_count++] = now->attributes[changed[k]];
+    held.version = held.spec_version = 0;
+    meanwhile = *look;
+    *look = held;
+    look_clear(&meanwhile, self->columns.count);
+    self->spare_raw = meanwhile.raw;
+    self->spare_spec_raw = meanwhile.spec_raw;
+    while (gone_count > 0)
+        Py_XDECREF(gone[--gone_count]);
+    return found;
+}
+
 /* A look at attributes that are all there; the speculative input is held by the caller. */
 static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_input)
 {
@@ -766,18 +859,10 @@ static PyObject *looker_look(Looker *self, PyObject *fields, PyObject *spec_inpu
         found = look->snapshot;
         Py_INCREF(found);
     } else {
-        PyObject *raw[MAX_COLUMNS + 1], *spec_raw[MAX_SPEC_COLUMNS];
-        Look held;
-        for (Py_ssize_t i = 0; i <= count; i++)
-            Py_INCREF(now[i]);
-        look_hold(look, &held, raw, spec_raw, count);
-        found = looker_convert_all(self, &held, now, spec, spec_now);
-        if (found != NULL)
-            look_keep(&self->looks[self->last], fields, found, spec, now, count, spec_now,
-                      spec_count, held_owner);
-        look_clear(&held, count);
-        for (Py_ssize_t i = 0; i <= count; i++)
-            Py_DECREF(now[i]);
+        const Present present = {fields, now, spec, spec_now, held_owner, spec_count};
+        found = look->owner == fields && look->snapshot != NULL && self->spare_raw != NULL
+                    ? look_again(self, look, &present)
+                    : look_anew(self, look, &self->looks[self->last], &present);
     }
     look = &self->looks[self->last];
     if (found != NULL && look->owner == fields && look->snapshot == found) {

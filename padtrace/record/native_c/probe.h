@@ -38,6 +38,7 @@ typedef struct {
     Py_ssize_t backend_count;
     Reader readers[MAX_READERS];
     Py_ssize_t reader_count;
+    PyObject *launches; /* list of the Launch objects: one for each kernel function */
 } Shared;
 
 static PyTypeObject SharedType;
@@ -68,7 +69,8 @@ static PyObject *shared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->batch_size = batch_size;
     self->token_rows = token_rows;
     self->unseen = snapshot_make(&SnapshotType, 0, 0);
-    if (self->unseen == NULL)
+    self->launches = PyList_New(0);
+    if (self->unseen == NULL || self->launches == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
 }
@@ -80,6 +82,7 @@ static int shared_traverse(Shared *self, visitproc visit, void *arg)
     Py_VISIT(self->record_of);
     Py_VISIT(self->rows_of);
     Py_VISIT(self->nobody);
+    Py_VISIT(self->launches);
     for (Py_ssize_t i = 0; i < self->backend_count; i++)
         Py_VISIT(self->backends[i].backend);
     return 0;
@@ -89,6 +92,8 @@ static int shared_traverse(Shared *self, visitproc visit, void *arg)
 static int shared_clear(Shared *self)
 {
     Py_CLEAR(self->record_of);
+    if (PyList_SetSlice(self->launches, 0, PY_SSIZE_T_MAX, NULL) < 0)
+        PyErr_Clear();
     while (self->backend_count > 0) {
         self->backend_count--;
         Py_CLEAR(self->backends[self->backend_count].backend);
@@ -110,8 +115,16 @@ static void shared_dealloc(Shared *self)
         Py_XDECREF(self->readers[i].columns);
     }
     Py_XDECREF(self->unseen);
+    Py_XDECREF(self->launches);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
+
+static PyObject *shared_finish(Shared *self, PyObject *unused);
+
+static PyMethodDef shared_methods[] = {
+    {"finish_launches", (PyCFunction)shared_finish, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyTypeObject SharedType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "padtrace.record._native.Shared",
@@ -121,6 +134,7 @@ static PyTypeObject SharedType = {
     .tp_dealloc = (destructor)shared_dealloc,
     .tp_traverse = (traverseproc)shared_traverse,
     .tp_clear = (inquiry)shared_clear,
+    .tp_methods = shared_methods,
 };
 
 /* ---- attributes and arguments --------------------------------------------------------------- */

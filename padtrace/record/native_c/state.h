@@ -284,6 +284,7 @@ static PyTypeObject FrameType = {
 typedef struct {
     PyObject_HEAD
     long long seq, batches, forwards, forward, step, step_source, phase, clock_offset;
+    long long syncs, rounds, source_sync, serve_phase;
     long long capture_phase, calm_phase; /* while a graph is captured, and otherwise */
     PyObject *open;
     PyObject *capturing; /* SGLang's get_is_capture_mode, once it is found */
@@ -313,7 +314,7 @@ static int state_init(StateCore *self, PyObject *args, PyObject *kwargs)
     Py_XSETREF(self->ring, (RingCore *)ring);
     self->clock_offset = clock_offset;
     self->seq = self->batches = self->forwards = 0;
-    self->step = self->step_source = self->phase = 0;
+    self->step = self->step_source = self->phase = self->syncs = self->rounds = 0;
     self->forward = NOT_OBSERVED_CODE;
     return 0;
 }
@@ -507,7 +508,26 @@ bad:
     return none_or_raise();
 }
 
+static PyObject *state_count_sync(StateCore *self, PyObject *unused)
+{
+    self->step = ++self->syncs;
+    self->step_source = self->source_sync;
+    self->calm_phase = self->serve_phase;
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_count_round(StateCore *self, PyObject *unused)
+{
+    self->rounds++;
+    self->calm_phase = self->serve_phase;
+    if (self->syncs == 0)
+        self->step = self->rounds;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef state_methods[] = {
+    {"count_sync", (PyCFunction)state_count_sync, METH_NOARGS, NULL},
+    {"count_round", (PyCFunction)state_count_round, METH_NOARGS, NULL},
     {"enter", (PyCFunction)(void (*)(void))state_enter, METH_FASTCALL, NULL},
     {"leave", (PyCFunction)state_leave, METH_O, NULL},
     {"event", (PyCFunction)(void (*)(void))state_event, METH_FASTCALL, NULL},
@@ -524,6 +544,10 @@ static PyMemberDef state_members[] = {
     NUMBER_OF(StateCore, capture_phase),
     NUMBER_OF(StateCore, calm_phase),
     NUMBER_OF(StateCore, clock_offset),
+    NUMBER_OF(StateCore, syncs),
+    NUMBER_OF(StateCore, rounds),
+    NUMBER_OF(StateCore, source_sync),
+    NUMBER_OF(StateCore, serve_phase),
     OBJECT_OF(StateCore, capturing),
     {"open", T_OBJECT_EX, offsetof(StateCore, open), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
