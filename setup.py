@@ -10,7 +10,7 @@ setup(
             "padtrace.record._native",
             ["padtrace/record/_native.c"],
             depends=sorted(glob.glob("padtrace/record/native_c/*.h")),
-            extra_compile_args=["-O2", "-std=c11"],
+            extra_compile_args=["-O2", "-std=gnu11", "-pthread"],
             optional=True,
         )
     ]

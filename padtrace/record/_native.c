@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "native_c/numbers.h"
+#include "native_c/ahead.h"
 #include "native_c/ring.h"
 #include "native_c/state.h"
 #include "native_c/looker.h"
@@ -112,6 +113,7 @@ PyMODINIT_FUNC PyInit__native(void)
         return NULL;
     }
     crc_fill();
+    CRC_CHOOSE();
     if (!(1 TEXTS(TEXT_INTERN)))
         return NULL;
     module = PyModule_Create(&module_definition);

@@ -177,6 +177,8 @@ class EventWriter(RingCore):
         if not self.on:
             return
         self.on = False
+        with contextlib.suppress(Exception):
+            self.run_ahead(False)
         with contextlib.suppress(Exception), self._static_lock:
             self._counters[_COMPLETE] = int(complete)
 

@@ -86,6 +86,14 @@ class RingCore:
         # A snapshot older than this is written again, so that it outlives what refers to it.
         self._old = max(1, slots // 4)
 
+    def run_ahead(self, on: bool) -> bool:
+        """Have a thread meet the page faults of the slots to come, or end it; whether one runs.
+
+        The kernel write-protects pages that it has written back, so that the next store into one
+        waits for it. Only the extension has a thread that does not need the interpreter.
+        """
+        return False
+
     def write(self, kind: int, scalars: Sequence[int], values: Sequence[int] = ()) -> None:
         """Append one event; see `record.wire` for the order of the numbers."""
         if not self.on:

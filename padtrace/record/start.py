@@ -47,6 +47,7 @@ def start() -> bool:
             "padtrace: recording of this process is off: %s: %s", type(error).__name__, error
         )
         return False
+    writer.run_ahead(True)
     # Killed processes never come here; what they leave says so by not being complete.
     atexit.register(writer.close)
     logger.info("padtrace: recording to %s", writer.path)

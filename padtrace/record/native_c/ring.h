@@ -122,6 +122,7 @@ typedef struct {
     int64_t *counters, *fired;
     int64_t *scratch;
     Py_ssize_t room;
+    Ahead *ahead;
 } RingCore;
 
 static PyTypeObject RingCoreType;
@@ -165,6 +166,7 @@ static int ring_init(RingCore *self, PyObject *args, PyObject *kwargs)
 
 static void ring_dealloc(RingCore *self)
 {
+    ahead_end(self->ahead);
     if (self->mapped)
         PyBuffer_Release(&self->view);
     PyMem_Free(self->scratch);
@@ -396,7 +398,24 @@ static PyObject *ring_count(RingCore *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+/* run_ahead(on): have a thread meet the page faults of the slots to come, or end it */
+static PyObject *ring_run_ahead(RingCore *self, PyObject *wanted)
+{
+    const int on = PyObject_IsTrue(wanted);
+    if (on < 0)
+        return NULL;
+    if (on && self->ahead == NULL && self->counters != NULL) {
+        self->ahead = ahead_start(&self->next, self->first_slot, self->slots);
+    } else if (!on) {
+        Ahead *ahead = self->ahead;
+        self->ahead = NULL;
+        ahead_end(ahead);
+    }
+    return PyBool_FromLong(self->ahead != NULL);
+}
+
 static PyMethodDef ring_methods[] = {
+    {"run_ahead", (PyCFunction)ring_run_ahead, METH_O, NULL},
     {"write", (PyCFunction)(void (*)(void))ring_write, METH_FASTCALL, NULL},
     {"update", (PyCFunction)(void (*)(void))ring_update, METH_FASTCALL, NULL},
     {"keep", (PyCFunction)ring_keep, METH_O, NULL},
