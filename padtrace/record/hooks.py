@@ -6,6 +6,7 @@ off; the server's own result and the server's own exception pass through unchang
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -109,7 +110,24 @@ def by_extension(call: Callable[..., Any], is_compiling: Callable[[], bool]) -> 
             return original(*args, **kwargs)
         return call(original, args, kwargs)
 
+    def of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def one(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            return call(original, args, kwargs)
+
+        return one
+
+    # For `bound`: a call less where the original is known.
+    hooked.of = of  # type: ignore[attr-defined]
     return hooked
+
+
+def bound(hooked: Around, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that stands for `original`, with the hook around it."""
+    of = getattr(hooked, "of", None)
+    one = functools.partial(hooked, original) if of is None else of(original)
+    return functools.update_wrapper(one, original)
 
 
 def watching(

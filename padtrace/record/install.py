@@ -13,7 +13,7 @@ from typing import Any
 
 from padtrace.record.alarm import Alarm
 from padtrace.record.facts_collector import fingerprint, runner_facts
-from padtrace.record.hooks import Around, Hook, around, watching
+from padtrace.record.hooks import Around, Hook, around, bound, watching
 from padtrace.record.imports import ImportWatch
 from padtrace.record.probes.batch import InitNewProbe, SyncProbe
 from padtrace.record.probes.context import Context
@@ -251,9 +251,7 @@ def wrap_attribute(holder: Any, name: str, hooked: Around) -> None:
     kind = type(raw) if isinstance(raw, (classmethod, staticmethod)) else None
     original = raw.__func__ if kind is not None else getattr(holder, name)
     if not isinstance(holder, type):
-        # One Python call less than a wrapper of our own: kernels are called once per layer.
-        bound = functools.partial(hooked, original)
-        setattr(holder, name, functools.update_wrapper(bound, original))
+        setattr(holder, name, bound(hooked, original))
         return
 
     @functools.wraps(original)

@@ -27,7 +27,7 @@ static Frame *pad_open(Probe *self, PyObject *batch, PyObject *model_runner)
     if (frame->entry == NULL)
         return probe_give_up(frame);
     if (counts != NULL && counts != Py_None) {
-        frame->extra = PySequence_List(counts);
+        frame->extra = PySequence_GetSlice(counts, 0, PY_SSIZE_T_MAX);
         if (frame->extra == NULL)
             return probe_give_up(frame);
     }

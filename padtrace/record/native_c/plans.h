@@ -196,8 +196,10 @@ static PyObject *batch_and_bucket(Probe *self, PyObject *args, PyObject *kwargs,
     *bucket = NOT_OBSERVED_CODE;
     if (first == NULL && !PyErr_Occurred())
         first = given_or_null(args, kwargs, 1, text_bs);
-    if (first == NULL)
+    if (first == NULL) {
+        *bucket = NONE_CODE;
         return NULL;
+    }
     if (PyLong_Check(first)) {
         *bucket = integer_code(first);
         return NULL;

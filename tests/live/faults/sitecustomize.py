@@ -52,7 +52,7 @@ def _patch(install):
         return watching(hook, state, compiling, before=before, after=after)
 
     def faulty_launch(self, hook, compiling):
-        name = "_before" if early else "_after"
+        name = "_enter" if early else "_leave"
         setattr(self, name, _failing(getattr(self, name), next(_numbers) % 4))
         return launch(self, hook, compiling)
 
