@@ -11,6 +11,7 @@ three times the start-up time.
 """
 
 import os
+import random
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from padtrace.errors import EnvironmentMissingError, UsageError
 LabModel = Literal["dsa", "dense"]
 
 _HERE = Path(__file__).resolve().parent
+# SGLang binds some ports a little above its own for its workers, and some 233 above and more.
+_PORTS = (20000, 32000)
+_PORT_OFFSETS = (*range(32), *range(233, 245))
+_PORT_TRIES = 50
 SITE = _HERE / "site"
 MODELS = _HERE / "models"
 
@@ -178,11 +183,28 @@ def lab_model(name: str) -> LabModel:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    """A TCP port of 127.0.0.1 that was free a moment ago, with those that SGLang derives from it.
+
+    Below the range that outgoing connections take theirs from, so that none of them takes one
+    before the server does.
+    """
+    for _ in range(_PORT_TRIES):
+        port = random.randrange(*_PORTS)
+        if all(_can_be_bound(port + offset) for offset in _PORT_OFFSETS):
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _can_be_bound(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _python_root(sglang_root: Path) -> Path:

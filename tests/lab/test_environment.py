@@ -105,6 +105,16 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
         lab_server_arguments("llama", port=1, tp=1)  # type: ignore[arg-type]
 
 
+def test_the_ports_derived_from_a_free_one_are_free_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        taken = other.getsockname()[1]
+        # SGLang's data-parallel controller binds the port 13 above the server's.
+        drawn = iter([taken - 13, 21000])
+        monkeypatch.setattr("padtrace.lab.environment.random.randrange", lambda *_: next(drawn))
+        assert free_port() != taken - 13
+
+
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))

@@ -38,7 +38,10 @@ typedef struct {
 static uint64_t dict_version(PyObject *dict)
 {
 #if PY_VERSION_HEX < 0x030D0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* 3.12 still keeps it */
     return ((PyDictObject *)dict)->ma_version_tag;
+#pragma GCC diagnostic pop
 #else
     return 0;
 #endif
