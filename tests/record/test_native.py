@@ -8,6 +8,7 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from padtrace.record import native, ring_core, wire
 from padtrace.record import ring_format as form
+from padtrace.record.ring import EventWriter
 from padtrace.record.ring_file import create_file
 from padtrace.record.ring_reader import Ring, read_ring
 from padtrace.recording import schema
@@ -251,3 +253,43 @@ def test_a_build_for_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch)
         None,
         "the extension is of another version; install padtrace again",
     )
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@needs_extension
+def test_the_thread_ahead_of_the_writer_changes_nothing_and_ends(tmp_path: Path) -> None:
+    before = threads()
+    writer = EventWriter.create(tmp_path, size_bytes=form.MIN_BYTES)
+    assert writer.run_ahead(True)
+    assert writer.run_ahead(True)  # once is enough
+    assert threads() == before + 1
+    events = [(wire.kind_index("ready"), [number] * 15) for number in range(3000)]
+    for number, event in enumerate(events):
+        writer.write(*event)
+        if number % 500 == 0:
+            time.sleep(0.03)
+    writer.close()
+    assert threads() == before
+    ring = read_ring(writer.path)
+    block = ring.events["ready"]
+    assert block is not None
+    assert ring.damaged == 0
+    # The newest ones: the ring is smaller than what was written, so it went round.
+    numbers = block.scalars[:, 0].tolist()
+    assert numbers == list(range(3000 - len(numbers), 3000))
+    assert 100 < len(numbers) < 3000
+
+
+@needs_extension
+def test_a_child_made_by_fork_has_no_thread_to_wait_for(tmp_path: Path) -> None:
+    writer = EventWriter.create(tmp_path, size_bytes=form.MIN_BYTES)
+    assert writer.run_ahead(True)
+    child = os.fork()
+    if child == 0:
+        writer.run_ahead(False)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not writer.run_ahead(False)
