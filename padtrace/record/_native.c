@@ -17,9 +17,11 @@
 
 #include "native_c/numbers.h"
 #include "native_c/ahead.h"
+#include "native_c/snapshot.h"
 #include "native_c/ring.h"
 #include "native_c/state.h"
 #include "native_c/looker.h"
+#include "native_c/looks.h"
 #include "native_c/probe.h"
 #include "native_c/batches.h"
 #include "native_c/pads.h"
@@ -69,16 +71,25 @@ static int intern(PyObject **into, const char *text)
 static int add_layout(PyObject *module)
 {
     const long long numbers[] = {
-        VERSION,        SLOT_BYTES,    HEAD_BYTES,     COUNTERS_OFFSET,
-        HOOKS_OFFSET,   STATIC_OFFSET, MAX_HOOKS,      MAX_CHAIN,
-        MAX_SCALARS,    EVENTS,        UPDATES,        REFUSED,
-        FORWARDS,       FORWARD_KIND,  BATCH_KIND,     SYNC_KIND,
-        PLAN_KIND,      READY_KIND,    PAD_KIND,       GRAPH_KIND,
-        LAUNCH_KIND,    UNPAD_KIND,    ERROR_KIND,     SNAPSHOT_KIND,
-        EXIT_SEQ,       FORWARD_CAN_RUN_GRAPH,         FORWARD_FAILED,
-        GRAPH_VERDICT,  GRAPH_ARGUMENT, GRAPH_BUCKET,  LAUNCH_COUNT,
-        LAUNCH_FAILED,  LAUNCH_SPLITS, PLANNED_ROWS,   NONE_CODE,
-        NO_ATTRIBUTE_CODE,             NOT_OBSERVED_CODE,
+        VERSION,           SLOT_BYTES,
+        HEAD_BYTES,        COUNTERS_OFFSET,
+        HOOKS_OFFSET,      STATIC_OFFSET,
+        MAX_HOOKS,         MAX_CHAIN,
+        MAX_SCALARS,       EVENTS,
+        UPDATES,           REFUSED,
+        FORWARDS,          FORWARD_KIND,
+        BATCH_KIND,        SYNC_KIND,
+        PLAN_KIND,         READY_KIND,
+        PAD_KIND,          GRAPH_KIND,
+        LAUNCH_KIND,       UNPAD_KIND,
+        ERROR_KIND,        SNAPSHOT_KIND,
+        EXIT_SEQ,          FORWARD_CAN_RUN_GRAPH,
+        FORWARD_FAILED,    GRAPH_VERDICT,
+        GRAPH_ARGUMENT,    GRAPH_BUCKET,
+        LAUNCH_COUNT,      LAUNCH_FAILED,
+        LAUNCH_SPLITS,     PLANNED_ROWS,
+        NONE_CODE,         NO_ATTRIBUTE_CODE,
+        NOT_OBSERVED_CODE,
     };
     const Py_ssize_t count = sizeof(numbers) / sizeof(numbers[0]);
     PyObject *layout = PyTuple_New(count);
@@ -97,11 +108,11 @@ static int add_layout(PyObject *module)
     return done;
 }
 
-#define TEXT_INTERN(name, text) && intern(&text_##name, text)
+#define TEXT_INTERN(name, text) &&intern(&text_##name, text)
 
 static PyTypeObject *const types[] = {
-    &SnapshotType, &RingCoreType, &BatchRecordType, &FrameType,  &StateCoreType, &LookerType,
-    &SharedType,   &ProbeType,    &HookCoreType,    &CallType,   &LaunchType,
+    &SnapshotType, &RingCoreType, &BatchRecordType, &FrameType, &StateCoreType, &LookerType,
+    &SharedType,   &ProbeType,    &HookCoreType,    &CallType,  &LaunchType,
 };
 
 PyMODINIT_FUNC PyInit__native(void)

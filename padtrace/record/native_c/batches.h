@@ -101,7 +101,8 @@ static Frame *sync_enter(Probe *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(counts);
         return NULL;
     }
-    frame = probe_open(self, record_of(self->shared, forward_batch, NULL), SYNC_KIND, forward_batch);
+    frame =
+        probe_open(self, record_of(self->shared, forward_batch, NULL), SYNC_KIND, forward_batch);
     if (frame == NULL) {
         Py_DECREF(counts);
         return NULL;
@@ -158,7 +159,8 @@ static void sync_write(Probe *self, Frame *frame, int64_t exit_seq, PyObject **v
     }
     own[1 + SYNC_VECTORS] = aliases;
     own[2 + SYNC_VECTORS] = vote;
-    state_write(self->shared->state, SYNC_KIND, frame, exit_seq, own, 3 + SYNC_VECTORS, values, used);
+    state_write(self->shared->state, SYNC_KIND, frame, exit_seq, own, 3 + SYNC_VECTORS, values,
+                used);
     PyMem_Free(values);
 }
 
@@ -185,8 +187,8 @@ static int sync_leave(Probe *self, Frame *frame, PyObject *result)
     if (exit_seq < 0)
         return 0;
     held = PyObject_GetAttr(forward_batch, text_global_num_tokens_cpu);
-    source = held == NULL ? NULL
-                          : PyObject_GetAttr(forward_batch, text_original_global_num_tokens_cpu);
+    source =
+        held == NULL ? NULL : PyObject_GetAttr(forward_batch, text_original_global_num_tokens_cpu);
     logprob = source == NULL
                   ? NULL
                   : PyObject_GetAttr(forward_batch, text_global_num_tokens_for_logprob_cpu);

@@ -4,8 +4,7 @@
 
 /* Whether one probe still works; the base of hooks.Hook, which says how one is lost. */
 typedef struct {
-    PyObject_HEAD
-    char alive;
+    PyObject_HEAD char alive;
     long number;
 } HookCore;
 
@@ -47,14 +46,13 @@ static PyTypeObject HookCoreType = {
 
 /* One hooked function. An event has `enter` and `leave`; a watch `before` and `after`. */
 typedef struct {
-    PyObject_HEAD
-    HookCore *hook;
+    PyObject_HEAD HookCore *hook;
     StateCore *state;
     PyObject *first, *second; /* enter, leave or before, after; the latter may be None */
     /* Whose `enter` and `leave` those are, or whose `enter` each of them is, if compiled. */
     Probe *probe, *before, *after;
-    int counts;               /* whether the ring counts the calls */
-    PyObject *guard_exit;     /* told of an exception that leaves an outermost call */
+    int counts;           /* whether the ring counts the calls */
+    PyObject *guard_exit; /* told of an exception that leaves an outermost call */
 } Call;
 
 static int call_traverse(Call *self, visitproc visit, void *arg)
@@ -197,7 +195,8 @@ static void call_count(Call *self)
 {
     RingCore *ring = self->state->ring;
     HookCore *hook = self->hook;
-    if (self->counts && ring != NULL && ring->on && ring->fired != NULL && hook->number >= 0 && hook->number < MAX_HOOKS)
+    if (self->counts && ring != NULL && ring->on && ring->fired != NULL && hook->number >= 0 &&
+        hook->number < MAX_HOOKS)
         ring->fired[hook->number]++;
 }
 

@@ -76,8 +76,7 @@ static Frame *forward_enter(Probe *self, PyObject *args, PyObject *kwargs)
     Py_DECREF(snapshot);
     /* Written now, so that a process that dies inside it leaves it behind. */
     state_write(state, FORWARD_KIND, frame, NOT_OBSERVED_CODE, own, 4, NULL, 0);
-    if (PyErr_Occurred() ||
-        !forward_skips(self, args, kwargs, batch, (BatchRecord *)frame->record))
+    if (PyErr_Occurred() || !forward_skips(self, args, kwargs, batch, (BatchRecord *)frame->record))
         return probe_give_up(frame);
     return frame;
 }
@@ -86,8 +85,8 @@ static int forward_end(Probe *self, Frame *frame, int64_t exit_seq, int64_t can_
                        int64_t failed)
 {
     StateCore *state = self->shared->state;
-    const int64_t pairs[] = {EXIT_SEQ, exit_seq, FORWARD_CAN_RUN_GRAPH, can_run_graph,
-                             FORWARD_FAILED, failed};
+    const int64_t pairs[] = {EXIT_SEQ,      exit_seq,       FORWARD_CAN_RUN_GRAPH,
+                             can_run_graph, FORWARD_FAILED, failed};
     /* First, so that nothing that fails after it keeps a tensor. */
     looker_let_go(self->shared->looker);
     if (!call_and_forget(self->finish))
@@ -264,7 +263,8 @@ static int graph_failed(Probe *self, Frame *frame, int observed)
     return graph_complete(self, frame, exit_number(self, observed), NOT_OBSERVED_CODE);
 }
 
-/* ---- steps: see probes/steps.py --------------------------------------------------------------- */
+/* ---- steps: see probes/steps.py ---------------------------------------------------------------
+ */
 
 /* prepare_mlp_sync_batch_raw; the flag says that a gather really happens */
 static Frame *step_enter(Probe *self, PyObject *args, PyObject *kwargs)

@@ -2,8 +2,19 @@
 
 /* The arguments of a kernel that columns are read from; the shapes of the first six tell one
  * launch of a forward from another. */
-enum { Q, NUM_SPLITS, CACHE_SEQLENS, BLOCK_TABLE, INDICES, K_CACHE, SHAPED, TILES = SHAPED,
-       HEAD_DIM_V, IS_FP8, ARGUMENTS };
+enum {
+    Q,
+    NUM_SPLITS,
+    CACHE_SEQLENS,
+    BLOCK_TABLE,
+    INDICES,
+    K_CACHE,
+    SHAPED,
+    TILES = SHAPED,
+    HEAD_DIM_V,
+    IS_FP8,
+    ARGUMENTS
+};
 #define NAMES 3
 #define MAX_DIMENSIONS 64
 
@@ -12,8 +23,7 @@ enum { Q, NUM_SPLITS, CACHE_SEQLENS, BLOCK_TABLE, INDICES, K_CACHE, SHAPED, TILE
 enum { COUNT, LAST_EXIT, MADE_SPLITS, INSIDE };
 
 typedef struct {
-    PyObject_HEAD
-    Shared *shared;
+    PyObject_HEAD Shared *shared;
     HookCore *hook;
     PyObject *title;
     int64_t function;
@@ -64,9 +74,9 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     long long function;
     int metadata;
     Launch *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ULO!pOOO", names, &SharedType, &shared, &title,
-                                     &function, &PyTuple_Type, &arguments, &metadata, &alarm, &kept,
-                                     &string))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ULO!pOOO", names, &SharedType, &shared,
+                                     &title, &function, &PyTuple_Type, &arguments, &metadata,
+                                     &alarm, &kept, &string))
         return NULL;
     self = (Launch *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -283,9 +293,8 @@ static int tile_rows(Launch *self, PyObject *tiles, PyObject *splits_shape, int6
         shape = optional(tiles, text_shape);
         if (shape == NULL && !PyErr_Occurred()) {
             *splits = rows_attribute(shared, tiles, text_num_splits);
-            *rows = FAILED(*splits)
-                        ? -1
-                        : rows_attribute(shared, tiles, text_tile_scheduler_metadata);
+            *rows =
+                FAILED(*splits) ? -1 : rows_attribute(shared, tiles, text_tile_scheduler_metadata);
             return !PyErr_Occurred();
         }
         Py_XDECREF(shape);
@@ -297,8 +306,8 @@ static int tile_rows(Launch *self, PyObject *tiles, PyObject *splits_shape, int6
 /* The event of a new launch; 0 with an exception. */
 static int launch_write(Launch *self, Frame *frame, PyObject **given, int64_t *split_rows)
 {
-    PyObject **shapes = frame->kept, *valued[] = {shapes[Q], shapes[BLOCK_TABLE], shapes[INDICES],
-                                                  shapes[K_CACHE]};
+    PyObject **shapes = frame->kept,
+             *valued[] = {shapes[Q], shapes[BLOCK_TABLE], shapes[INDICES], shapes[K_CACHE]};
     int64_t values[MAX_DIMENSIONS], own[14];
     Py_ssize_t used = 0;
     for (int i = 0; i < 4; i++) {
@@ -315,8 +324,7 @@ static int launch_write(Launch *self, Frame *frame, PyObject **given, int64_t *s
     own[0] = self->function;
     own[1] = shape_length(shapes[Q]);
     own[2] = dtype_code(self, given[Q]);
-    if (FAILED(own[2]) ||
-        !tile_rows(self, given[TILES], shapes[NUM_SPLITS], &own[3], &own[4]))
+    if (FAILED(own[2]) || !tile_rows(self, given[TILES], shapes[NUM_SPLITS], &own[3], &own[4]))
         return 0;
     own[5] = shape_rows(shapes[CACHE_SEQLENS]);
     own[6] = shape_length(shapes[BLOCK_TABLE]);
@@ -350,8 +358,8 @@ static int launch_tell(Launch *self, Frame *frame, int64_t split_rows)
     if (self->alarm == Py_None || frame->kept[Q] == Py_None || split_rows < 0 ||
         split_rows == q_rows + 1)
         return 1;
-    done = PyObject_CallFunction(self->alarm, "OOLL", self->title, frame->record,
-                                 (long long)q_rows, (long long)split_rows);
+    done = PyObject_CallFunction(self->alarm, "OOLL", self->title, frame->record, (long long)q_rows,
+                                 (long long)split_rows);
     Py_XDECREF(done);
     return done != NULL;
 }
@@ -380,8 +388,7 @@ static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, Py
     for (int i = 0; i < SHAPED; i++)
         frame->kept[i] = Py_NewRef(shapes[i]);
     if (PyList_Append(self->launches, (PyObject *)frame) < 0 ||
-        !launch_write(self, frame, given, &split_rows) ||
-        !launch_tell(self, frame, split_rows))
+        !launch_write(self, frame, given, &split_rows) || !launch_tell(self, frame, split_rows))
         return probe_give_up(frame);
     if (self->kept != Py_None) {
         PyObject *done = PyObject_CallFunction(self->kept, "LOO", frame->enter_seq, args, kwargs);
@@ -394,7 +401,8 @@ static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, Py
     return frame;
 }
 
-/* ---- around the call -------------------------------------------------------------------------- */
+/* ---- around the call --------------------------------------------------------------------------
+ */
 
 /* enter(*args, **kwargs): a call that is not the last one again */
 static PyObject *launch_enter(Launch *self, PyObject *args, PyObject *kwargs)
@@ -411,8 +419,9 @@ static PyObject *launch_enter(Launch *self, PyObject *args, PyObject *kwargs)
             goto done;
     }
     for (int i = 0; i < SHAPED && kwargs != NULL; i++) {
-        shapes[i] = given[i] == NULL || given[i] == Py_None ? Py_NewRef(Py_None)
-                                                            : PyObject_GetAttr(given[i], text_shape);
+        shapes[i] = given[i] == NULL || given[i] == Py_None
+                        ? Py_NewRef(Py_None)
+                        : PyObject_GetAttr(given[i], text_shape);
         if (shapes[i] != NULL && shapes[i] != Py_None && !PyTuple_Check(shapes[i]))
             PyErr_SetString(PyExc_TypeError, "a shape is a tuple");
         if (PyErr_Occurred())
@@ -499,17 +508,17 @@ static PyObject *launch_run(Launch *self, PyObject *const *given, Py_ssize_t cou
     return result;
 }
 
-/* ---- the end of a forward --------------------------------------------------------------------- */
+/* ---- the end of a forward ---------------------------------------------------------------------
+ */
 
 /* Write how often a launch happened. */
 static void launch_complete(Launch *self, Frame *frame, int64_t failed)
 {
     RingCore *ring = self->shared->state->ring;
     const int64_t count = frame->numbers[COUNT];
-    const int64_t pairs[] = {EXIT_SEQ,      frame->numbers[LAST_EXIT],
-                             LAUNCH_COUNT,  count,
-                             LAUNCH_FAILED, failed,
-                             LAUNCH_SPLITS, frame->numbers[MADE_SPLITS]};
+    const int64_t pairs[] = {
+        EXIT_SEQ,      frame->numbers[LAST_EXIT],  LAUNCH_COUNT, count, LAUNCH_FAILED, failed,
+        LAUNCH_SPLITS, frame->numbers[MADE_SPLITS]};
     HookCore *hook = self->hook;
     if (ring == NULL)
         return;

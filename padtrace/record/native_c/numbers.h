@@ -49,53 +49,53 @@ enum {
 #define SHORT_MIRROR 64
 
 /* The names that are looked up: `text_<first>` is the interned string. */
-#define TEXTS(X) \
-    X(abandon, "_abandon") \
-    X(around_error, "_around_error") \
-    X(bad_event, "_bad_event") \
-    X(batch, "batch") \
-    X(batch_size, "batch_size") \
-    X(bs, "bs") \
-    X(cache_seqlens, "cache_seqlens") \
-    X(can_run_decode_cuda_graph, "can_run_decode_cuda_graph") \
-    X(can_run_dp_cuda_graph, "can_run_dp_cuda_graph") \
-    X(can_run_graph, "can_run_graph") \
-    X(dict, "__dict__") \
-    X(draft_global_num_tokens, "draft_global_num_tokens") \
-    X(draft_global_num_tokens_for_logprob, "draft_global_num_tokens_for_logprob") \
-    X(dtype, "dtype") \
-    X(extend_logprob_start_lens_cpu, "extend_logprob_start_lens_cpu") \
-    X(extend_prefix_lens_cpu, "extend_prefix_lens_cpu") \
-    X(extend_seq_lens_cpu, "extend_seq_lens_cpu") \
-    X(flashmla_metadata, "flashmla_metadata") \
-    X(forward_batch, "forward_batch") \
-    X(forward_metadata, "forward_metadata") \
-    X(forward_metadata_planned_bs, "forward_metadata_planned_bs") \
-    X(forward_metadata_planned_num_tokens, "forward_metadata_planned_num_tokens") \
-    X(forward_metadata_replan_equivalent, "forward_metadata_replan_equivalent") \
-    X(global_num_tokens, "global_num_tokens") \
-    X(global_num_tokens_cpu, "global_num_tokens_cpu") \
-    X(global_num_tokens_for_logprob, "global_num_tokens_for_logprob") \
-    X(global_num_tokens_for_logprob_cpu, "global_num_tokens_for_logprob_cpu") \
-    X(hidden_states, "hidden_states") \
-    X(is_cpu, "is_cpu") \
-    X(is_draft_worker, "is_draft_worker") \
-    X(logits_output, "logits_output") \
-    X(lora_ids, "lora_ids") \
-    X(lose, "lose") \
-    X(model_runner, "model_runner") \
-    X(next_token_logits, "next_token_logits") \
-    X(num_splits, "num_splits") \
-    X(num_tokens, "num_tokens") \
-    X(original_global_num_tokens_cpu, "original_global_num_tokens_cpu") \
-    X(padtrace, "_padtrace") \
-    X(result, "result") \
-    X(self, "self") \
-    X(set_phase, "_set_phase") \
-    X(shape, "shape") \
-    X(skip_attn_backend_init, "skip_attn_backend_init") \
-    X(tbo_parent_token_range, "tbo_parent_token_range") \
-    X(tile_scheduler_metadata, "tile_scheduler_metadata") \
+#define TEXTS(X)                                                                                   \
+    X(abandon, "_abandon")                                                                         \
+    X(around_error, "_around_error")                                                               \
+    X(bad_event, "_bad_event")                                                                     \
+    X(batch, "batch")                                                                              \
+    X(batch_size, "batch_size")                                                                    \
+    X(bs, "bs")                                                                                    \
+    X(cache_seqlens, "cache_seqlens")                                                              \
+    X(can_run_decode_cuda_graph, "can_run_decode_cuda_graph")                                      \
+    X(can_run_dp_cuda_graph, "can_run_dp_cuda_graph")                                              \
+    X(can_run_graph, "can_run_graph")                                                              \
+    X(dict, "__dict__")                                                                            \
+    X(draft_global_num_tokens, "draft_global_num_tokens")                                          \
+    X(draft_global_num_tokens_for_logprob, "draft_global_num_tokens_for_logprob")                  \
+    X(dtype, "dtype")                                                                              \
+    X(extend_logprob_start_lens_cpu, "extend_logprob_start_lens_cpu")                              \
+    X(extend_prefix_lens_cpu, "extend_prefix_lens_cpu")                                            \
+    X(extend_seq_lens_cpu, "extend_seq_lens_cpu")                                                  \
+    X(flashmla_metadata, "flashmla_metadata")                                                      \
+    X(forward_batch, "forward_batch")                                                              \
+    X(forward_metadata, "forward_metadata")                                                        \
+    X(forward_metadata_planned_bs, "forward_metadata_planned_bs")                                  \
+    X(forward_metadata_planned_num_tokens, "forward_metadata_planned_num_tokens")                  \
+    X(forward_metadata_replan_equivalent, "forward_metadata_replan_equivalent")                    \
+    X(global_num_tokens, "global_num_tokens")                                                      \
+    X(global_num_tokens_cpu, "global_num_tokens_cpu")                                              \
+    X(global_num_tokens_for_logprob, "global_num_tokens_for_logprob")                              \
+    X(global_num_tokens_for_logprob_cpu, "global_num_tokens_for_logprob_cpu")                      \
+    X(hidden_states, "hidden_states")                                                              \
+    X(is_cpu, "is_cpu")                                                                            \
+    X(is_draft_worker, "is_draft_worker")                                                          \
+    X(logits_output, "logits_output")                                                              \
+    X(lora_ids, "lora_ids")                                                                        \
+    X(lose, "lose")                                                                                \
+    X(model_runner, "model_runner")                                                                \
+    X(next_token_logits, "next_token_logits")                                                      \
+    X(num_splits, "num_splits")                                                                    \
+    X(num_tokens, "num_tokens")                                                                    \
+    X(original_global_num_tokens_cpu, "original_global_num_tokens_cpu")                            \
+    X(padtrace, "_padtrace")                                                                       \
+    X(result, "result")                                                                            \
+    X(self, "self")                                                                                \
+    X(set_phase, "_set_phase")                                                                     \
+    X(shape, "shape")                                                                              \
+    X(skip_attn_backend_init, "skip_attn_backend_init")                                            \
+    X(tbo_parent_token_range, "tbo_parent_token_range")                                            \
+    X(tile_scheduler_metadata, "tile_scheduler_metadata")                                          \
     X(tolist, "tolist")
 
 #define TEXT_DECLARE(name, text) static PyObject *text_##name;
@@ -115,8 +115,7 @@ static void crc_fill(void)
     }
     for (int i = 0; i < 256; i++)
         for (int t = 1; t < 8; t++)
-            crc_table[t][i] =
-                crc_table[0][crc_table[t - 1][i] & 0xFF] ^ (crc_table[t - 1][i] >> 8);
+            crc_table[t][i] = crc_table[0][crc_table[t - 1][i] & 0xFF] ^ (crc_table[t - 1][i] >> 8);
 }
 
 /* The register after `count` int64, as they lie in a little-endian file. */

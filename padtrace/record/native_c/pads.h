@@ -132,8 +132,8 @@ static Frame *pad_inputs_enter(Probe *self, PyObject *args, PyObject *kwargs)
     Py_XINCREF(tokens);
     Py_XINCREF(bs);
     outer = state_innermost(self->shared->state);
-    if (outer != NULL && outer->kind == PAD_KIND && outer->subject == batch && outer->title != NULL &&
-        PyUnicode_CheckExact(outer->title) &&
+    if (outer != NULL && outer->kind == PAD_KIND && outer->subject == batch &&
+        outer->title != NULL && PyUnicode_CheckExact(outer->title) &&
         PyUnicode_CompareWithASCIIString(outer->title, "prepare_mlp_sync_batch") == 0) {
         frame = outer; /* it completes that event */
     } else {

@@ -114,7 +114,8 @@ static int reader_fill(Reader *reader, PyObject *told)
         return 0;
     }
     reader->missing_count = PyTuple_GET_SIZE(missing);
-    if (reader->missing_count > FRAME_NUMBERS || ((Looker *)columns)->scalar_count > FRAME_NUMBERS) {
+    if (reader->missing_count > FRAME_NUMBERS ||
+        ((Looker *)columns)->scalar_count > FRAME_NUMBERS) {
         PyErr_SetString(PyExc_ValueError, "too many columns for a frame");
         return 0;
     }
@@ -312,7 +313,8 @@ static int plan_failed(Probe *self, Frame *frame, int observed)
     return plan_write(self, frame, exit_number(self, observed));
 }
 
-/* ---- _compute_flashmla_metadata(cache_seqlens, seq_len_q): the rows the plan was made for ----- */
+/* ---- _compute_flashmla_metadata(cache_seqlens, seq_len_q): the rows the plan was made for -----
+ */
 
 /* after(result, backend, cache_seqlens, ...) of FlashMLAMetadataWatch, for a probe of this name */
 static Frame *flashmla_enter(Probe *self, PyObject *args, PyObject *kwargs)

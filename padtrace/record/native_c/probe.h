@@ -24,8 +24,7 @@ typedef struct {
 } Reader;
 
 typedef struct {
-    PyObject_HEAD
-    StateCore *state;
+    PyObject_HEAD StateCore *state;
     Looker *looker;
     PyObject *record_of; /* Context.record_of, for a batch seen the first time */
     PyObject *rows_of;   /* values.rows_of, for what is no plain tensor */
@@ -51,8 +50,7 @@ static PyObject *shared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     Shared *self;
     if (!PyArg_ParseTuple(args, "O!O!OOO!O!(LL)(iii)", &StateCoreType, &state, &LookerType, &looker,
                           &record_of, &rows_of, &BatchRecordType, &nobody, &PyType_Type,
-                          &batch_class, &target, &draft, &mode,
-                          &batch_size, &token_rows))
+                          &batch_class, &target, &draft, &mode, &batch_size, &token_rows))
         return NULL;
     self = (Shared *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -287,7 +285,7 @@ static BatchRecord *record_of(Shared *shared, PyObject *batch, const int64_t *wo
         return NULL;
     if (is_enclosed(shared, batch))
         return enclosing_record(shared);
-    number = PyErr_Occurred()  ? NULL
+    number = PyErr_Occurred() ? NULL
              : worker == NULL ? Py_NewRef(Py_None)
                               : PyLong_FromLongLong(*worker);
     if (number == NULL)
@@ -354,8 +352,7 @@ typedef struct {
 } Runner;
 
 struct Probe {
-    PyObject_HEAD
-    const Doings *doings;
+    PyObject_HEAD const Doings *doings;
     Shared *shared;
     PyObject *title;
     int64_t function;

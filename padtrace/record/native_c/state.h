@@ -3,9 +3,9 @@
 /* ---- BatchRecord ------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    long long number, worker, owner, draft_step, forwards;
-    long long planned_seq, planned_rows, planned_splits, padded_seq, rows_before_pad, rows_after_pad;
+    PyObject_HEAD long long number, worker, owner, draft_step, forwards;
+    long long planned_seq, planned_rows, planned_splits, padded_seq, rows_before_pad,
+        rows_after_pad;
     PyObject *scheduler_counts, *planned_by, *padded_by; /* None where there is none */
 } BatchRecord;
 
@@ -148,8 +148,7 @@ static PyTypeObject BatchRecordType = {
 #define FRAME_KEPT 6
 
 typedef struct {
-    PyObject_HEAD
-    long long enter_seq, parent, t_ns, kind;
+    PyObject_HEAD long long enter_seq, parent, t_ns, kind;
     PyObject *record, *title, *subject, *extra, *entry, *failed;
     PyObject *kept[FRAME_KEPT]; /* what compiled probes keep instead of `extra` */
     int64_t numbers[FRAME_NUMBERS];
@@ -247,17 +246,10 @@ static PyGetSetDef frame_getters[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMemberDef frame_members[] = {
-    NUMBER_OF(Frame, enter_seq),
-    NUMBER_OF(Frame, parent),
-    NUMBER_OF(Frame, t_ns),
-    NUMBER_OF(Frame, kind),
-    OBJECT_OF(Frame, record),
-    OBJECT_OF(Frame, title),
-    OBJECT_OF(Frame, subject),
-    OBJECT_OF(Frame, extra),
-    OBJECT_OF(Frame, entry),
-    OBJECT_OF(Frame, failed),
-    {NULL, 0, 0, 0, NULL},
+    NUMBER_OF(Frame, enter_seq), NUMBER_OF(Frame, parent), NUMBER_OF(Frame, t_ns),
+    NUMBER_OF(Frame, kind),      OBJECT_OF(Frame, record), OBJECT_OF(Frame, title),
+    OBJECT_OF(Frame, subject),   OBJECT_OF(Frame, extra),  OBJECT_OF(Frame, entry),
+    OBJECT_OF(Frame, failed),    {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef frame_methods[] = {
     {"subject_is", (PyCFunction)frame_subject_is, METH_O, NULL},
@@ -282,8 +274,7 @@ static PyTypeObject FrameType = {
 /* ---- StateCore --------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    long long seq, batches, forwards, forward, step, step_source, phase, clock_offset;
+    PyObject_HEAD long long seq, batches, forwards, forward, step, step_source, phase, clock_offset;
     long long syncs, rounds, source_sync, serve_phase;
     long long capture_phase, calm_phase; /* while a graph is captured, and otherwise */
     PyObject *open;
