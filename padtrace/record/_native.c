@@ -14,6 +14,9 @@
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 #include "native_c/numbers.h"
 #include "native_c/ahead.h"

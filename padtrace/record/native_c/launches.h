@@ -451,23 +451,22 @@ done:
     return (PyObject *)frame;
 }
 
-static int pop_if_innermost(PyObject *open, PyObject *frame)
+static void pop_if_innermost(PyObject *open, PyObject *frame)
 {
-    Py_ssize_t depth = PyList_GET_SIZE(open);
-    if (depth == 0 || PyList_GET_ITEM(open, depth - 1) != frame)
-        return 1;
-    return PyList_SetSlice(open, depth - 1, depth, NULL) == 0;
+    const Py_ssize_t depth = PyList_GET_SIZE(open);
+    if (depth && PyList_GET_ITEM(open, depth - 1) == frame)
+        open_pop(open);
 }
 
 /* leave(frame, result) */
 static PyObject *launch_leave(Launch *self, PyObject *const *given, Py_ssize_t count)
 {
     Frame *now;
-    if (count != 2 || !pop_if_innermost(self->shared->state->open, given[0])) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "leave takes a frame and a result");
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "leave takes a frame and a result");
         return NULL;
     }
+    pop_if_innermost(self->shared->state->open, given[0]);
     now = self->now;
     if (now == NULL)
         Py_RETURN_NONE;
@@ -502,8 +501,8 @@ static PyObject *launch_run(Launch *self, PyObject *const *given, Py_ssize_t cou
     }
     frame->numbers[COUNT]++;
     result = PyObject_Call(given[0], given[1], given[2]);
-    if (result != NULL && !pop_if_innermost(open, (PyObject *)frame))
-        PyErr_Clear();
+    if (result != NULL)
+        pop_if_innermost(open, (PyObject *)frame);
     Py_DECREF(frame);
     return result;
 }

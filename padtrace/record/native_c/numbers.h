@@ -131,7 +131,6 @@ static uint32_t crc_by_table(const int64_t *words, Py_ssize_t count, uint32_t c)
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
 #define FOLDED_WORDS 16 /* shorter ones are as fast by table */
 
 /* Both halves of a lane carried on by some bytes: multiplied with what x to that power leaves when

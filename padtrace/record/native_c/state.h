@@ -398,13 +398,21 @@ static PyObject *state_enter(StateCore *self, PyObject *const *args, Py_ssize_t 
     return (PyObject *)state_open(self, args[0], args[1]);
 }
 
+/* Take the innermost of the open frames out, as list.pop does. */
+static void open_pop(PyObject *open)
+{
+    const Py_ssize_t last = PyList_GET_SIZE(open) - 1;
+    PyObject *frame = PyList_GET_ITEM(open, last);
+    Py_SET_SIZE((PyVarObject *)open, last);
+    Py_DECREF(frame);
+}
+
 /* Close an event and everything left open inside it; its exit number, -1 with an exception. */
 static int64_t state_close(StateCore *self, PyObject *frame)
 {
     Py_ssize_t count = PyList_GET_SIZE(self->open);
     if (count && PyList_GET_ITEM(self->open, count - 1) == frame) {
-        if (PyList_SetSlice(self->open, count - 1, count, NULL) < 0)
-            return -1;
+        open_pop(self->open);
     } else {
         PyObject *done = PyObject_CallMethodOneArg((PyObject *)self, text_abandon, frame);
         if (done == NULL)
