@@ -4,7 +4,8 @@
 
 /* Whether one probe still works; the base of hooks.Hook, which says how one is lost. */
 typedef struct {
-    PyObject_HEAD char alive;
+    PyObject_HEAD
+    char alive;
     long number;
 } HookCore;
 
@@ -46,7 +47,8 @@ static PyTypeObject HookCoreType = {
 
 /* One hooked function. An event has `enter` and `leave`; a watch `before` and `after`. */
 typedef struct {
-    PyObject_HEAD HookCore *hook;
+    PyObject_HEAD
+    HookCore *hook;
     StateCore *state;
     PyObject *first, *second; /* enter, leave or before, after; the latter may be None */
     /* Whose `enter` and `leave` those are, or whose `enter` each of them is, if compiled. */

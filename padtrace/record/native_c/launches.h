@@ -23,7 +23,8 @@ enum {
 enum { COUNT, LAST_EXIT, MADE_SPLITS, INSIDE };
 
 typedef struct {
-    PyObject_HEAD Shared *shared;
+    PyObject_HEAD
+    Shared *shared;
     HookCore *hook;
     PyObject *title;
     int64_t function;

@@ -53,7 +53,8 @@ static uint64_t dict_version(PyObject *dict)
 #define MAX_SPEC_COLUMNS 64
 
 typedef struct {
-    PyObject_HEAD Columns columns;
+    PyObject_HEAD
+    Columns columns;
     Py_ssize_t scalar_count, mirror;
     int64_t *blank;
     int max_place, sum_place;

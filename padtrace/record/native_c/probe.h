@@ -24,7 +24,8 @@ typedef struct {
 } Reader;
 
 typedef struct {
-    PyObject_HEAD StateCore *state;
+    PyObject_HEAD
+    StateCore *state;
     Looker *looker;
     PyObject *record_of; /* Context.record_of, for a batch seen the first time */
     PyObject *rows_of;   /* values.rows_of, for what is no plain tensor */
@@ -352,7 +353,8 @@ typedef struct {
 } Runner;
 
 struct Probe {
-    PyObject_HEAD const Doings *doings;
+    PyObject_HEAD
+    const Doings *doings;
     Shared *shared;
     PyObject *title;
     int64_t function;

@@ -3,7 +3,8 @@
 /* ---- RingCore ---------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD Py_buffer view;
+    PyObject_HEAD
+    Py_buffer view;
     char mapped, on;
     long long next, limit, countdown;
     int64_t slots, longest, old;

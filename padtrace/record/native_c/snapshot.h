@@ -3,7 +3,8 @@
 /* ---- Snapshot ---------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD long long reference;
+    PyObject_HEAD
+    long long reference;
     Py_ssize_t scalar_count, value_count;
     int64_t *record; /* the head word, the scalars, the values: as they go into the ring */
 } Snapshot;

@@ -3,7 +3,8 @@
 /* ---- BatchRecord ------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD long long number, worker, owner, draft_step, forwards;
+    PyObject_HEAD
+    long long number, worker, owner, draft_step, forwards;
     long long planned_seq, planned_rows, planned_splits, padded_seq, rows_before_pad,
         rows_after_pad;
     PyObject *scheduler_counts, *planned_by, *padded_by; /* None where there is none */
@@ -148,7 +149,8 @@ static PyTypeObject BatchRecordType = {
 #define FRAME_KEPT 6
 
 typedef struct {
-    PyObject_HEAD long long enter_seq, parent, t_ns, kind;
+    PyObject_HEAD
+    long long enter_seq, parent, t_ns, kind;
     PyObject *record, *title, *subject, *extra, *entry, *failed;
     PyObject *kept[FRAME_KEPT]; /* what compiled probes keep instead of `extra` */
     int64_t numbers[FRAME_NUMBERS];
@@ -274,7 +276,8 @@ static PyTypeObject FrameType = {
 /* ---- StateCore --------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD long long seq, batches, forwards, forward, step, step_source, phase, clock_offset;
+    PyObject_HEAD
+    long long seq, batches, forwards, forward, step, step_source, phase, clock_offset;
     long long syncs, rounds, source_sync, serve_phase;
     long long capture_phase, calm_phase; /* while a graph is captured, and otherwise */
     PyObject *open;
