@@ -16,7 +16,9 @@
 #endif
 #define AHEAD_BYTES (1 << 20)
 #define AHEAD_AT_ONCE (64 << 12) /* the address space is locked for this long */
-#define AHEAD_PAUSE_NS 10000000
+#define AHEAD_SLOTS (AHEAD_BYTES / SLOT_BYTES)
+#define AHEAD_PAUSE_NS 20000000
+#define AHEAD_PATIENCE 250 /* pauses: well before the kernel writes back what is ahead */
 
 /* What the thread needs; it outlives the ring's object until the thread is joined. */
 typedef struct {
@@ -46,7 +48,7 @@ static int ahead_populate(uint8_t *from, uint8_t *to)
 /* The slots from the next one on, also those where the ring starts over. */
 static int ahead_meet(const Ahead *self, long long next)
 {
-    const long long window = AHEAD_BYTES / SLOT_BYTES;
+    const long long window = AHEAD_SLOTS;
     const long long first = next % self->slot_count, left = self->slot_count - first;
     const long long here = window < left ? window : left;
     const long long again = window - here < first ? window - here : first;
@@ -59,13 +61,19 @@ static void *ahead_run(void *given)
 {
     Ahead *self = given;
     const struct timespec pause = {0, AHEAD_PAUSE_NS};
-    long long seen = -1;
+    long long met = -1; /* the next slot when pages were last met */
+    int pauses = 0;
     while (!__atomic_load_n(&self->stop, __ATOMIC_RELAXED)) {
         const long long next = __atomic_load_n(self->next, __ATOMIC_RELAXED);
         /* An idle server's pages are left to be written back once. */
-        if (next != seen && next >= 0 && !ahead_meet(self, next))
-            break;
-        seen = next;
+        if (next != met && next >= 0 &&
+            (met < 0 || next - met > AHEAD_SLOTS / 4 || pauses >= AHEAD_PATIENCE)) {
+            if (!ahead_meet(self, next))
+                break;
+            met = next;
+            pauses = 0;
+        }
+        pauses++;
         nanosleep(&pause, NULL);
     }
     return NULL;
