@@ -11,6 +11,7 @@ setup(
             ["padtrace/record/_native.c"],
             depends=sorted(glob.glob("padtrace/record/native_c/*.h")),
             extra_compile_args=["-O2", "-std=gnu11", "-pthread"],
+            extra_link_args=["-pthread"],
             optional=True,
         )
     ]
