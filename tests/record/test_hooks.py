@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from padtrace.record.failures import ErrorRecorder
-from padtrace.record.hooks import Hook, around, watching
+from padtrace.record.hooks import Hook, around, bound, watching
 from padtrace.record.probes.batch import InitNewProbe, SyncProbe
 from padtrace.record.probes.forward import ForwardProbe
 from padtrace.record.probes.graph import GraphProbe
@@ -259,8 +259,11 @@ def test_inside_a_compilation_only_the_original_runs(recorder: Recorder) -> None
     assert hook.alive
 
 
-def test_a_hooked_function_compiles_with_fullgraph(recorder: Recorder) -> None:
+@pytest.mark.parametrize("told_by", ["is_compiling", "is_dynamo_compiling"])
+def test_a_hooked_function_compiles_with_fullgraph(recorder: Recorder, told_by: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed here")
+    is_compiling = getattr(torch.compiler, told_by)
+    torch.compiler.reset()
     calls: list[int] = []
 
     class Calls:
@@ -271,18 +274,20 @@ def test_a_hooked_function_compiles_with_fullgraph(recorder: Recorder) -> None:
             raise AssertionError("nothing was opened")
 
     hook = Hook(recorder.state, "double", recorder.writer.hook("double", "found"))
-    hooked = around(hook, Calls(), recorder.state, torch.compiler.is_compiling)
+    hooked = around(hook, Calls(), recorder.state, is_compiling)
     launch = LaunchProbe(recorder.context, "flash_mla_with_kvcache", None)
     launch_hook = Hook(recorder.state, "kernel", recorder.writer.hook("kernel", "found"))
-    kernel = launch.around(launch_hook, torch.compiler.is_compiling)
+    plain = launch.around(launch_hook, is_compiling)
+    # As an import hook puts it onto a module, where the original is known.
+    kernel = bound(plain, lambda *, q: q + 1)
 
     def double(x: Any) -> Any:
         return x * 2
 
     def model(x: Any) -> Any:
-        return kernel(lambda *, q: q + 1, q=hooked(double, x))
+        return kernel(q=plain(lambda *, q: q + 1, q=hooked(double, x)))
 
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert compiled(torch.tensor([3])).tolist() == [7]
+    assert compiled(torch.tensor([3])).tolist() == [8]
     assert calls == []
     assert recorder.recording().coverage["hooks"]["kernel"]["status"] == "found"
