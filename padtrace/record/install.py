@@ -61,7 +61,7 @@ class Installer:
         Args:
             look: whether a function is there, see `targets`.
             register: gives a dotted target and its AROUND hook to SGLang's registry.
-            is_compiling: torch.compiler.is_compiling.
+            is_compiling: torch.compiler.is_dynamo_compiling, or is_compiling.
         """
         self._context = context
         self._state: State = context.state

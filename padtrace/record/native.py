@@ -14,6 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from padtrace.contracts.rows import num_splits_expected
 from padtrace.record import ring_core, state_core, wire
 from padtrace.record import ring_format as form
 from padtrace.recording import absent
@@ -39,6 +40,7 @@ _LAYOUT = (
     *range(len(wire.KINDS)),
     *(wire.column_index(kind, name) for kind, names in _UPDATED for name in names),
     wire.column_index("plan", "planned.rows") - wire.column_index("plan", "entry") - 1,
+    num_splits_expected(0),
     absent.NONE_CODE,
     absent.NO_ATTRIBUTE_CODE,
     absent.NOT_OBSERVED_CODE,

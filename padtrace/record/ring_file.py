@@ -137,14 +137,14 @@ def _allocate(path: Path, size: int, header: bytes) -> mmap.mmap:
     # Under another name until the header stands, so that nobody reads half a ring.
     fresh = path.with_suffix(".new")
     mapping = map_new_file(fresh, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    # Made writable page by page now, so that the forward path does not meet the page faults; a
-    # kernel before 5.14 does not know this.
-    with contextlib.suppress(OSError):
-        mapping.madvise(_MADV_POPULATE_WRITE)
-    mapping[: len(header)] = header
     try:
+        # Made writable page by page now, so that the forward path does not meet the page faults;
+        # a kernel before 5.14 does not know this.
+        with contextlib.suppress(OSError):
+            mapping.madvise(_MADV_POPULATE_WRITE)
+        mapping[: len(header)] = header
         os.rename(fresh, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(fresh)
         raise

@@ -99,14 +99,15 @@ static int forward_end(Probe *self, Frame *frame, int64_t exit_seq, int64_t can_
 
 static int forward_leave(Probe *self, Frame *frame, PyObject *result)
 {
-    PyObject *verdict = optional_or_none(result, text_can_run_graph);
+    PyObject *verdict = optional(result, text_can_run_graph);
     int64_t exit_seq, code;
-    if (verdict == NULL)
+    if (PyErr_Occurred())
         return 0;
     code = verdict_code(verdict);
-    if (verdict == Py_None && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 2)
+    if ((verdict == NULL || verdict == Py_None) && PyTuple_Check(result) &&
+        PyTuple_GET_SIZE(result) == 2)
         code = verdict_code(PyTuple_GET_ITEM(result, 1));
-    Py_DECREF(verdict);
+    Py_XDECREF(verdict);
     exit_seq = state_close(self->shared->state, (PyObject *)frame);
     return exit_seq >= 0 && forward_end(self, frame, exit_seq, code, 0);
 }

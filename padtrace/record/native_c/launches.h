@@ -357,7 +357,7 @@ static int launch_tell(Launch *self, Frame *frame, int64_t split_rows)
     }
     /* Where they agree, see contracts/rows.py, there is nothing to tell. */
     if (self->alarm == Py_None || frame->kept[Q] == Py_None || split_rows < 0 ||
-        split_rows == q_rows + 1)
+        split_rows == q_rows + SPLITS_BEYOND_ROWS)
         return 1;
     done = PyObject_CallFunction(self->alarm, "OOLL", self->title, frame->record, (long long)q_rows,
                                  (long long)split_rows);

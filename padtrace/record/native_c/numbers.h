@@ -42,7 +42,8 @@ enum {
 #define LAUNCH_COUNT 24
 #define LAUNCH_FAILED 25
 #define LAUNCH_SPLITS 15
-#define PLANNED_ROWS 0 /* place among the numbers in the frame of a plan */
+#define SPLITS_BEYOND_ROWS 1 /* contracts.rows.num_splits_expected(0) */
+#define PLANNED_ROWS 0       /* place among the numbers in the frame of a plan */
 #define NONE_CODE (INT64_MIN)
 #define NO_ATTRIBUTE_CODE (INT64_MIN + 1)
 #define NOT_OBSERVED_CODE (INT64_MIN + 2)

@@ -151,13 +151,6 @@ static PyObject *optional(PyObject *object, PyObject *name)
     return value;
 }
 
-/* The same, with None where there is none; NULL with an exception. */
-static PyObject *optional_or_none(PyObject *object, PyObject *name)
-{
-    PyObject *value = optional(object, name);
-    return value == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : value;
-}
-
 /* An argument by position or name, borrowed; NULL without an exception where it was not given. */
 static PyObject *given_or_null(PyObject *args, PyObject *kwargs, Py_ssize_t index, PyObject *name)
 {

@@ -193,6 +193,14 @@ bad:
     return none_or_raise();
 }
 
+/* Append an update whose number and pairs are in `words` already. */
+static void ring_put_update(RingCore *self, long kind, int64_t *words, Py_ssize_t pairs)
+{
+    words[0] = record_head(RECORD_UPDATE, kind, pairs + 1, 0);
+    self->counters[UPDATES]++;
+    ring_append(self, words, pairs + 2);
+}
+
 /* Complete an earlier event; `pairs` is column index, value, ... and `count` numbers. */
 static void ring_complete(RingCore *self, long kind, int64_t enter_seq, const int64_t *pairs,
                           Py_ssize_t count)
@@ -205,11 +213,9 @@ static void ring_complete(RingCore *self, long kind, int64_t enter_seq, const in
         ring_bad(self, kind);
         return;
     }
-    words[0] = record_head(RECORD_UPDATE, kind, count + 1, 0);
     words[1] = enter_seq;
     memcpy(words + 2, pairs, sizeof(int64_t) * (size_t)count);
-    self->counters[UPDATES]++;
-    ring_append(self, words, count + 2);
+    ring_put_update(self, kind, words, count);
 }
 
 static PyObject *ring_update(RingCore *self, PyObject *const *args, Py_ssize_t count)
@@ -233,12 +239,10 @@ static PyObject *ring_update(RingCore *self, PyObject *const *args, Py_ssize_t c
     words = ring_room(self, pairs + 2);
     if (words == NULL)
         goto bad;
-    words[0] = record_head(RECORD_UPDATE, kind, pairs + 1, 0);
     words[1] = int64_of(args[1]);
     if ((words[1] == -1 && PyErr_Occurred()) || copy_numbers(args[2], words + 2) < 0)
         goto bad;
-    self->counters[UPDATES]++;
-    ring_append(self, words, pairs + 2);
+    ring_put_update(self, kind, words, pairs);
     Py_RETURN_NONE;
 bad:
     ring_bad(self, kind);

@@ -59,30 +59,24 @@ static void batch_record_dealloc(BatchRecord *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* Keep who planned or padded last, and three numbers. */
-static void batch_record_note(PyObject **by, long long *numbers[3], PyObject *name,
-                              const long long given[3])
-{
-    for (int i = 0; i < 3; i++)
-        *numbers[i] = given[i];
-    Py_INCREF(name);
-    Py_XSETREF(*by, name);
-}
-
 static void batch_record_planned(BatchRecord *self, PyObject *by, long long enter_seq,
                                  long long rows, long long num_splits)
 {
-    long long *numbers[3] = {&self->planned_seq, &self->planned_rows, &self->planned_splits};
-    const long long given[3] = {enter_seq, rows, num_splits};
-    batch_record_note(&self->planned_by, numbers, by, given);
+    self->planned_seq = enter_seq;
+    self->planned_rows = rows;
+    self->planned_splits = num_splits;
+    Py_INCREF(by);
+    Py_XSETREF(self->planned_by, by);
 }
 
 static void batch_record_padded(BatchRecord *self, PyObject *by, long long enter_seq,
                                 long long before, long long after)
 {
-    long long *numbers[3] = {&self->padded_seq, &self->rows_before_pad, &self->rows_after_pad};
-    const long long given[3] = {enter_seq, before, after};
-    batch_record_note(&self->padded_by, numbers, by, given);
+    self->padded_seq = enter_seq;
+    self->rows_before_pad = before;
+    self->rows_after_pad = after;
+    Py_INCREF(by);
+    Py_XSETREF(self->padded_by, by);
 }
 
 static PyObject *batch_record_planned_method(BatchRecord *self, PyObject *args)
