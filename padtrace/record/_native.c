@@ -25,13 +25,15 @@
 #include "native_c/state.h"
 #include "native_c/looker.h"
 #include "native_c/looks.h"
+#include "native_c/arguments.h"
 #include "native_c/probe.h"
 #include "native_c/batches.h"
 #include "native_c/pads.h"
 #include "native_c/plans.h"
 #include "native_c/forwards.h"
-#include "native_c/calls.h"
+#include "native_c/hooks.h"
 #include "native_c/launches.h"
+#include "native_c/calls.h"
 
 /* ---- the module -------------------------------------------------------------------------- */
 
@@ -54,6 +56,7 @@ static PyObject *crc_of(PyObject *module, PyObject *args)
 
 static PyMethodDef module_methods[] = {
     {"crc32", crc_of, METH_VARARGS, "zlib.crc32 of whole words, for the tests."},
+    {"stand_in", stand_in, METH_O, "Run the Call that a function of Python calls in its place."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -68,7 +68,7 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
     enter, leave = probe.enter, probe.leave
     if native.compiled is not None:
         call = native.compiled.Call(hook, state, enter, leave, state.guard.__exit__)
-        return by_extension(call.around, is_compiling)
+        return by_extension(call, is_compiling)
     running, guard, count, number = state.open, state.guard, state.writer.count, hook.number
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -103,31 +103,23 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
 
 
 def by_extension(call: Callable[..., Any], is_compiling: Callable[[], bool]) -> Around:
-    """A hook whose work the extension does, which torch.compile could not look into."""
+    """A hook whose work the extension does, as a function that torch.compile can look into.
+
+    Whoever calls the function gets `call` at once, wherever the interpreter allows it.
+    """
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        return call(original, args, kwargs)
+        return call(original, *args, **kwargs)
 
-    def of(original: Callable[..., Any]) -> Callable[..., Any]:
-        def one(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(*args, **kwargs)
-            return call(original, args, kwargs)
-
-        return one
-
-    # For `bound`: a call less where the original is known.
-    hooked.of = of  # type: ignore[attr-defined]
+    native.compiled.stand_in(hooked)
     return hooked
 
 
 def bound(hooked: Around, original: Callable[..., Any]) -> Callable[..., Any]:
     """The function that stands for `original`, with the hook around it."""
-    of = getattr(hooked, "of", None)
-    one = functools.partial(hooked, original) if of is None else of(original)
-    return functools.update_wrapper(one, original)
+    return functools.update_wrapper(functools.partial(hooked, original), original)
 
 
 def watching(
@@ -143,8 +135,8 @@ def watching(
     """
     watch = Watch(state, hook.name)
     if native.compiled is not None:
-        call = native.compiled.Call(hook, state, before, after, watch.__exit__)
-        return by_extension(call.watch, is_compiling)
+        call = native.compiled.Call(hook, state, before, after, watch.__exit__, True)
+        return by_extension(call, is_compiling)
     running, count, number = state.open, state.writer.count, hook.number
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -19,13 +19,21 @@ from hypothesis import strategies as st
 
 from padtrace.record import native, ring_core, wire
 from padtrace.record import ring_format as form
+from padtrace.record.hooks import Hook, around, bound, watching
+from padtrace.record.probes.forward import ForwardProbe
 from padtrace.record.ring import EventWriter
 from padtrace.record.ring_file import create_file
 from padtrace.record.ring_reader import Ring, read_ring
 from padtrace.recording import schema
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE
-from tests.record.standins import Recorder, decode_batch
+from tests.record.standins import ModelRunner, Recorder, decode_batch, never
 from tests.record.test_wire import events, numbers
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder(tmp_path)
+
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_extension = pytest.mark.skipif(
@@ -247,6 +255,85 @@ def too_long(writer: Any, scalars: list[int], values: list[int]) -> None:
 
 
 @needs_extension
+class Opened:
+    """A probe that keeps what it is asked, and opens no event."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def enter(self, *args: Any, **kwargs: Any) -> None:
+        self.asked.append((args, kwargs))
+
+    def leave(self, frame: Any, result: Any) -> None:
+        raise AssertionError("nothing was opened")
+
+
+def frames_between(*args: Any, **kwargs: Any) -> list[str]:
+    """Names of the functions of Python between this one and the test that has it called."""
+    names, frame = [], sys._getframe(1)
+    while not frame.f_code.co_name.startswith("test_"):
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return names
+
+
+@needs_extension
+def test_it_stands_in_for_the_function_that_is_registered(tmp_path: Path) -> None:
+    recorder, probe = Recorder(tmp_path), Opened()
+    hook = Hook(recorder.state, "forward", recorder.writer.hook("forward", "found"))
+    hooked = around(hook, probe, recorder.state, never)  # type: ignore[arg-type]
+    # As SGLang's registry calls it, which is a function of Python itself.
+    assert (lambda *args, **kwargs: hooked(frames_between, *args, **kwargs))(1, a=2) == ["<lambda>"]
+    assert bound(hooked, frames_between)(3, b=4) == []
+    direct = hooked(frames_between, 5, c=6)
+    assert direct == ([] if sys.version_info >= (3, 12) else ["hooked"])
+    assert probe.asked == [((1,), {"a": 2}), ((3,), {"b": 4}), ((5,), {"c": 6})]
+    assert bound(hooked, frames_between).__wrapped__ is frames_between  # type: ignore[attr-defined]
+
+
+@needs_extension
+def test_it_stands_in_for_nothing_else() -> None:
+    plain = frames_between.__class__(frames_between.__code__, globals())
+    assert native.compiled.stand_in(plain) is False
+    assert native.compiled.stand_in(len) is False
+    call = 3
+    assert native.compiled.stand_in(lambda: call) is False
+
+
+@needs_extension
+def test_a_hook_called_without_an_original_says_so(recorder: Recorder) -> None:
+    hook = Hook(recorder.state, "forward", recorder.writer.hook("forward", "found"))
+    call = native.compiled.Call(hook, recorder.state, None, None, None, True)
+    with pytest.raises(TypeError, match="the original first"):
+        call()
+    with pytest.raises(TypeError, match="the original first"):
+        call(original=len)
+    assert call(len, [1, 2]) == 2
+
+
+@pytest.mark.parametrize("count", [0, 3, 15, 16, 17, 40])
+def test_a_watch_is_told_the_result_and_any_number_of_arguments(
+    recorder: Recorder, count: int
+) -> None:
+    told: list[Any] = []
+    hook = Hook(recorder.state, "steps", recorder.writer.hook("steps", "found"))
+    hooked = watching(
+        hook, recorder.state, never, after=lambda *args, **kwargs: told.append((args, kwargs))
+    )
+    numbers = tuple(range(count))
+    named = {f"name_{number}": number for number in range(0, count, 2)}
+    assert hooked(lambda *args, **kwargs: len(args), *numbers, **named) == count
+    assert told == [((count, *numbers), named)]
+
+
+def test_arguments_are_found_by_names_that_are_other_strings(recorder: Recorder) -> None:
+    hooked = recorder.hook(ForwardProbe(recorder.context, lambda: None, print, None), lambda **_: 1)
+    batch, runner = decode_batch(), ModelRunner()
+    names = ["".join(("forward", "_batch")), "".join(("se", "lf")), "".join(("not", " asked"))]
+    assert hooked(**dict(zip(names, (batch, runner, None), strict=True))) == 1
+    assert len(recorder.events("forward")) == 1
+
+
 def test_a_build_for_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_LAYOUT", (0,))
     assert native._compiled() == (

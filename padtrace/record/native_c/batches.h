@@ -2,13 +2,13 @@
 
 /* ---- ForwardBatch.init_new(batch, model_runner) --------------------------------------------- */
 
-static Frame *init_new_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *init_new_enter(Probe *self, const Arguments *given)
 {
-    PyObject *batch = given_argument(args, kwargs, 1, text_batch), *model_runner;
+    PyObject *batch = given_argument(given, 1, text_batch), *model_runner;
     int64_t worker;
     if (batch == NULL)
         return NULL;
-    model_runner = given_argument(args, kwargs, 2, text_model_runner);
+    model_runner = given_argument(given, 2, text_model_runner);
     if (model_runner == NULL)
         return NULL;
     worker = worker_of(self->shared, model_runner);
@@ -84,16 +84,16 @@ static int without_counts(PyObject *counts, PyObject *batch)
     return draft < 0 || PyErr_Occurred() ? -1 : !draft;
 }
 
-static Frame *sync_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *sync_enter(Probe *self, const Arguments *given)
 {
-    PyObject *forward_batch = given_argument(args, kwargs, 0, text_self), *batch, *counts;
+    PyObject *forward_batch = given_argument(given, 0, text_self), *batch, *counts;
     PyObject *names[SCHEDULED] = {text_global_num_tokens, text_global_num_tokens_for_logprob,
                                   text_draft_global_num_tokens,
                                   text_draft_global_num_tokens_for_logprob};
     Frame *frame;
     if (forward_batch == NULL)
         return NULL;
-    batch = given_argument(args, kwargs, 1, text_batch);
+    batch = given_argument(given, 1, text_batch);
     counts = batch == NULL ? NULL : PyObject_GetAttr(batch, text_global_num_tokens);
     if (counts == NULL)
         return NULL;
@@ -214,9 +214,9 @@ static int nothing_failed(Probe *self, Frame *frame, int observed)
 
 /* ---- ForwardBatch.mark_forward_metadata_ready() --------------------------------------------- */
 
-static Frame *ready_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *ready_enter(Probe *self, const Arguments *given)
 {
-    PyObject *batch = given_argument(args, kwargs, 0, text_self);
+    PyObject *batch = given_argument(given, 0, text_self);
     if (batch == NULL)
         return NULL;
     return probe_open(self, record_of(self->shared, batch, NULL), READY_KIND, batch);

@@ -1,61 +1,22 @@
 /* What is done around a hooked call; see hooks.py and probes/launch.py. Part of _native.c. */
 
-/* ---- calls: what hooks.py does around a hooked function ------------------------------------ */
-
-/* Whether one probe still works; the base of hooks.Hook, which says how one is lost. */
-typedef struct {
+/* One hooked function, called with the original and then its arguments. An event has `enter` and
+ * `leave`; a watch, which is no event, `before` and `after`. */
+typedef struct Call Call;
+struct Call {
     PyObject_HEAD
-    char alive;
-    long number;
-} HookCore;
-
-static PyTypeObject HookCoreType;
-
-static PyObject *hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    return type->tp_alloc(type, 0);
-}
-
-static int hook_init(HookCore *self, PyObject *args, PyObject *kwargs)
-{
-    if (!PyArg_ParseTuple(args, "l", &self->number))
-        return -1;
-    self->alive = 1;
-    return 0;
-}
-
-static void hook_dealloc(HookCore *self)
-{
-    Py_TYPE(self)->tp_free((PyObject *)self);
-}
-
-static PyMemberDef hook_members[] = {
-    {"alive", T_BOOL, offsetof(HookCore, alive), 0, NULL},
-    {"number", T_LONG, offsetof(HookCore, number), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyTypeObject HookCoreType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "padtrace.record._native.HookCore",
-    .tp_basicsize = sizeof(HookCore),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_new = hook_new,
-    .tp_init = (initproc)hook_init,
-    .tp_dealloc = (destructor)hook_dealloc,
-    .tp_members = hook_members,
-};
-
-/* One hooked function. An event has `enter` and `leave`; a watch `before` and `after`. */
-typedef struct {
-    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *(*run)(Call *self, PyObject *original, const Arguments *given);
     HookCore *hook;
     StateCore *state;
-    PyObject *first, *second; /* enter, leave or before, after; the latter may be None */
+    PyObject *first, *second; /* enter, leave or before, after; those of a watch may be None */
     /* Whose `enter` and `leave` those are, or whose `enter` each of them is, if compiled. */
     Probe *probe, *before, *after;
-    int counts;           /* whether the ring counts the calls */
+    Launch *launch;
     PyObject *guard_exit; /* told of an exception that leaves an outermost call */
-} Call;
+};
+
+static PyTypeObject CallType;
 
 static int call_traverse(Call *self, visitproc visit, void *arg)
 {
@@ -66,6 +27,7 @@ static int call_traverse(Call *self, visitproc visit, void *arg)
     Py_VISIT(self->probe);
     Py_VISIT(self->before);
     Py_VISIT(self->after);
+    Py_VISIT(self->launch);
     Py_VISIT(self->guard_exit);
     return 0;
 }
@@ -79,6 +41,7 @@ static int call_clear(Call *self)
     Py_CLEAR(self->probe);
     Py_CLEAR(self->before);
     Py_CLEAR(self->after);
+    Py_CLEAR(self->launch);
     Py_CLEAR(self->guard_exit);
     return 0;
 }
@@ -90,133 +53,54 @@ static void call_dealloc(Call *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* The compiled probe that a function is `enter` of; NULL if it is anything else. */
-static Probe *probe_entered(PyObject *enter)
+/* The object whose method this is, if it is this method in C; a new reference, else NULL. */
+static PyObject *method_of(PyObject *method, PyCFunction function)
 {
-    if (!PyCFunction_Check(enter) ||
-        PyCFunction_GET_FUNCTION(enter) != (PyCFunction)(void (*)(void))probe_enter)
+    if (!PyCFunction_Check(method) || PyCFunction_GET_FUNCTION(method) != function)
         return NULL;
-    return (Probe *)Py_NewRef(PyCFunction_GET_SELF(enter));
+    return Py_NewRef(PyCFunction_GET_SELF(method));
 }
 
-/* The one that these are `enter` and `leave` of. */
-static Probe *probe_behind(PyObject *enter, PyObject *leave)
+/* The compiled probe, or launch, that these are `enter` and `leave` of. */
+static PyObject *behind(PyObject *enter, PyCFunction enters, PyObject *leave, PyCFunction leaves)
 {
-    if (!PyCFunction_Check(leave) ||
-        PyCFunction_GET_FUNCTION(leave) != (PyCFunction)(void (*)(void))probe_leave ||
-        !PyCFunction_Check(enter) || PyCFunction_GET_SELF(enter) != PyCFunction_GET_SELF(leave))
-        return NULL;
-    return probe_entered(enter);
+    PyObject *entered = method_of(enter, enters), *left = method_of(leave, leaves);
+    if (entered != left)
+        Py_CLEAR(entered);
+    Py_XDECREF(left);
+    return entered;
 }
+
+#define METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
 /* Call what a watch asks; 0 with an exception. */
-static int watch_ask(Probe *probe, PyObject *function, PyObject *args, PyObject *kwargs)
+static int watch_ask(Probe *probe, PyObject *function, const Arguments *given)
 {
-    PyObject *done;
-    if (probe != NULL) {
-        done = (PyObject *)probe->doings->enter(probe, args, kwargs);
-        Py_XDECREF(done);
-        return !PyErr_Occurred();
-    }
-    done = PyObject_Call(function, args, kwargs);
+    PyObject *done =
+        probe == NULL ? call_with(function, given) : (PyObject *)probe->doings->enter(probe, given);
     Py_XDECREF(done);
-    return done != NULL;
-}
-
-static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    PyObject *hook, *state, *first, *second, *guard_exit;
-    int counts = 1;
-    Call *self;
-    if (!PyArg_ParseTuple(args, "O!O!OOO|p", &HookCoreType, &hook, &StateCoreType, &state, &first,
-                          &second, &guard_exit, &counts))
-        return NULL;
-    self = (Call *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    self->hook = (HookCore *)Py_NewRef(hook);
-    self->state = (StateCore *)Py_NewRef(state);
-    self->first = Py_NewRef(first);
-    self->second = Py_NewRef(second);
-    self->guard_exit = Py_NewRef(guard_exit);
-    self->counts = counts;
-    self->probe = probe_behind(first, second);
-    self->before = probe_entered(first);
-    self->after = probe_entered(second);
-    return (PyObject *)self;
-}
-
-/* The probe raised: have Python switch it off. 0 where the exception must go on. */
-static int hook_lost(HookCore *hook, Py_ssize_t depth)
-{
-    PyObject *type, *value, *traceback, *number, *done = NULL;
-    int forgiven;
-    if (!PyErr_ExceptionMatches(PyExc_Exception))
-        return 0;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    hook->alive = 0;
-    number = PyLong_FromSsize_t(depth);
-    if (number != NULL && value != NULL)
-        done = PyObject_CallMethodObjArgs((PyObject *)hook, text_lose, value, number, NULL);
-    forgiven = forgive();
-    Py_XDECREF(done);
-    Py_XDECREF(number);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return forgiven;
-}
-
-/* The original, exactly once; the guard is told of what leaves an outermost one. */
-static PyObject *call_original(PyObject *guard_exit, PyObject *original, PyObject *args,
-                               PyObject *kwargs, int outermost)
-{
-    PyObject *result = PyObject_Call(original, args, kwargs);
-    if (result == NULL && outermost) {
-        PyObject *type, *value, *traceback, *done;
-        PyErr_Fetch(&type, &value, &traceback);
-        PyErr_NormalizeException(&type, &value, &traceback);
-        if (traceback != NULL)
-            PyException_SetTraceback(value, traceback);
-        done = PyObject_CallFunctionObjArgs(guard_exit, type, value,
-                                            traceback == NULL ? Py_None : traceback, NULL);
-        if (forgive()) {
-            PyErr_Restore(type, value, traceback);
-        } else {
-            Py_XDECREF(type);
-            Py_XDECREF(value);
-            Py_XDECREF(traceback);
-        }
-        Py_XDECREF(done);
-    }
-    return result;
+    return !PyErr_Occurred();
 }
 
 static void call_count(Call *self)
 {
     RingCore *ring = self->state->ring;
     HookCore *hook = self->hook;
-    if (self->counts && ring != NULL && ring->on && ring->fired != NULL && hook->number >= 0 &&
-        hook->number < MAX_HOOKS)
+    /* The calls of a launch are counted when it is complete. */
+    if (self->launch == NULL && ring != NULL && ring->on && ring->fired != NULL &&
+        hook->number >= 0 && hook->number < MAX_HOOKS)
         ring->fired[hook->number]++;
 }
 
-static int call_arguments(PyObject *const *given, Py_ssize_t count)
-{
-    if (count == 3 && PyTuple_CheckExact(given[1]) && PyDict_CheckExact(given[2]))
-        return 1;
-    PyErr_SetString(PyExc_TypeError, "a call takes the original, a tuple and a dict");
-    return 0;
-}
-
 /* Ask the probe before the call: its frame, NULL where there is none or with an exception. */
-static PyObject *call_enter(Call *self, PyObject *args, PyObject *kwargs)
+static PyObject *call_enter(Call *self, const Arguments *given)
 {
     PyObject *frame;
+    if (self->launch != NULL)
+        return (PyObject *)launch_open(self->launch, given);
     if (self->probe != NULL)
-        return (PyObject *)self->probe->doings->enter(self->probe, args, kwargs);
-    frame = PyObject_Call(self->first, args, kwargs);
+        return (PyObject *)self->probe->doings->enter(self->probe, given);
+    frame = call_with(self->first, given);
     if (frame == Py_None)
         Py_CLEAR(frame);
     return frame;
@@ -226,6 +110,8 @@ static PyObject *call_enter(Call *self, PyObject *args, PyObject *kwargs)
 static int call_leave(Call *self, PyObject *frame, PyObject *result)
 {
     PyObject *done;
+    if (self->launch != NULL)
+        return launch_close(self->launch, frame, result);
     if (self->probe != NULL)
         return self->probe->doings->leave(self->probe, (Frame *)frame, result);
     done = PyObject_CallFunctionObjArgs(self->second, frame, result, NULL);
@@ -233,24 +119,21 @@ static int call_leave(Call *self, PyObject *frame, PyObject *result)
     return done != NULL;
 }
 
-/* around(original, args, kwargs): an event, if the probe opens one */
-static PyObject *call_around(Call *self, PyObject *const *given, Py_ssize_t count)
+/* An event, if the probe opens one. */
+static PyObject *call_around(Call *self, PyObject *original, const Arguments *given)
 {
     HookCore *hook = self->hook;
     PyObject *frame = NULL, *result;
-    Py_ssize_t depth;
-    if (!call_arguments(given, count))
-        return NULL;
-    depth = PyList_GET_SIZE(self->state->open);
+    const Py_ssize_t depth = PyList_GET_SIZE(self->state->open);
     if (hook->alive) {
         call_count(self);
-        frame = call_enter(self, given[1], given[2]);
+        frame = call_enter(self, given);
         if (frame == NULL && PyErr_Occurred() && !hook_lost(hook, depth))
             return NULL;
     }
     if (frame == NULL)
-        return PyObject_Call(given[0], given[1], given[2]);
-    result = call_original(self->guard_exit, given[0], given[1], given[2], depth == 0);
+        return call_with(original, given);
+    result = call_original(self->guard_exit, original, given, depth == 0);
     if (result != NULL && hook->alive) {
         if (!call_leave(self, frame, result) && !hook_lost(hook, depth))
             Py_CLEAR(result);
@@ -262,66 +145,176 @@ static PyObject *call_around(Call *self, PyObject *const *given, Py_ssize_t coun
     return result;
 }
 
-/* The result and then the arguments, for `after`. */
-static PyObject *with_result(PyObject *result, PyObject *args)
+/* The same of a kernel, and next to nothing for an equal call of the same forward. */
+static PyObject *call_launch(Call *self, PyObject *original, const Arguments *given)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(args);
-    PyObject *all = PyTuple_New(count + 1);
-    if (all == NULL)
+    PyObject *open = self->state->open, *result;
+    Frame *frame;
+    int same = self->hook->alive ? launch_repeats(self->launch, given) : 0;
+    if (same < 0)
         return NULL;
-    Py_INCREF(result);
-    PyTuple_SET_ITEM(all, 0, result);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = PyTuple_GET_ITEM(args, i);
-        Py_INCREF(item);
-        PyTuple_SET_ITEM(all, i + 1, item);
+    if (same == 0)
+        return call_around(self, original, given);
+    frame = (Frame *)Py_NewRef(self->launch->last);
+    if (PyList_Append(open, (PyObject *)frame) < 0) {
+        PyErr_Clear();
+        Py_DECREF(frame);
+        return call_with(original, given);
     }
-    return all;
+    frame->numbers[COUNT]++;
+    result = call_with(original, given);
+    if (result != NULL)
+        pop_if_innermost(open, (PyObject *)frame);
+    Py_DECREF(frame);
+    return result;
 }
 
-/* watch(original, args, kwargs): no event of its own */
-static PyObject *call_watch(Call *self, PyObject *const *given, Py_ssize_t count)
+#define FEW 16
+
+/* Tell `after` the result and then the arguments; 0 with an exception. */
+static int watch_tell(Call *self, PyObject *result, const Arguments *given)
+{
+    const Py_ssize_t named = given->names == NULL ? 0 : PyTuple_GET_SIZE(given->names);
+    const Py_ssize_t count = given->count + named;
+    PyObject *few[FEW], **values = count < FEW ? few : PyMem_Malloc(sizeof(*values) * (count + 1));
+    int told;
+    if (values == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    values[0] = result;
+    memcpy(values + 1, given->values, sizeof(*values) * (size_t)count);
+    const Arguments all = {values, given->count + 1, given->names};
+    told = watch_ask(self->after, self->second, &all);
+    if (values != few)
+        PyMem_Free(values);
+    return told;
+}
+
+/* No event of its own. */
+static PyObject *call_watch(Call *self, PyObject *original, const Arguments *given)
 {
     HookCore *hook = self->hook;
     PyObject *result;
-    Py_ssize_t depth;
-    if (!call_arguments(given, count))
-        return NULL;
-    depth = PyList_GET_SIZE(self->state->open);
+    Py_ssize_t depth = PyList_GET_SIZE(self->state->open);
     if (hook->alive) {
         call_count(self);
-        if (self->first != Py_None) {
-            if (!watch_ask(self->before, self->first, given[1], given[2]) &&
-                !hook_lost(hook, depth))
-                return NULL;
-        }
+        if (self->first != Py_None && !watch_ask(self->before, self->first, given) &&
+            !hook_lost(hook, depth))
+            return NULL;
     }
     depth = PyList_GET_SIZE(self->state->open);
-    result = call_original(self->guard_exit, given[0], given[1], given[2], depth == 0);
+    result = call_original(self->guard_exit, original, given, depth == 0);
     if (result != NULL && self->second != Py_None && hook->alive) {
-        PyObject *all = with_result(result, given[1]);
         depth = PyList_GET_SIZE(self->state->open);
-        if ((all == NULL || !watch_ask(self->after, self->second, all, given[2])) &&
-            !hook_lost(hook, depth))
+        if (!watch_tell(self, result, given) && !hook_lost(hook, depth))
             Py_CLEAR(result);
-        Py_XDECREF(all);
     }
     return result;
 }
 
-static PyMethodDef call_methods[] = {
-    {"around", (PyCFunction)(void (*)(void))call_around, METH_FASTCALL, NULL},
-    {"watch", (PyCFunction)(void (*)(void))call_watch, METH_FASTCALL, NULL},
-    {NULL, NULL, 0, NULL},
-};
+static PyObject *call_vectorcall(PyObject *callable, PyObject *const *values, size_t flagged,
+                                 PyObject *names)
+{
+    Call *self = (Call *)callable;
+    const Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    if (count < 1) {
+        PyErr_SetString(PyExc_TypeError, "a hook is called with the original first");
+        return NULL;
+    }
+    const Arguments given = {values + 1, count - 1, names};
+    if (self->hook == NULL) /* cleared as part of a cycle, and called once more */
+        return call_with(values[0], &given);
+    return self->run(self, values[0], &given);
+}
+
+static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *hook, *state, *first, *second, *guard_exit;
+    int watches = 0;
+    Call *self;
+    if (!PyArg_ParseTuple(args, "O!O!OOO|p", &HookCoreType, &hook, &StateCoreType, &state, &first,
+                          &second, &guard_exit, &watches))
+        return NULL;
+    self = (Call *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = call_vectorcall;
+    self->hook = (HookCore *)Py_NewRef(hook);
+    self->state = (StateCore *)Py_NewRef(state);
+    self->first = Py_NewRef(first);
+    self->second = Py_NewRef(second);
+    self->guard_exit = Py_NewRef(guard_exit);
+    self->run = watches ? call_watch : call_around;
+    if (watches) {
+        self->before = (Probe *)method_of(first, METHOD(probe_enter));
+        self->after = (Probe *)method_of(second, METHOD(probe_enter));
+        return (PyObject *)self;
+    }
+    self->probe = (Probe *)behind(first, METHOD(probe_enter), second, METHOD(probe_leave));
+    self->launch = (Launch *)behind(first, METHOD(launch_enter), second, METHOD(launch_leave));
+    if (self->launch != NULL) {
+        self->run = call_launch;
+        Py_INCREF(hook);
+        Py_XSETREF(self->launch->hook, (HookCore *)hook);
+    }
+    return (PyObject *)self;
+}
 
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "padtrace.record._native.Call",
     .tp_basicsize = sizeof(Call),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Call, vectorcall),
+    .tp_call = PyVectorcall_Call,
     .tp_new = call_new,
     .tp_dealloc = (destructor)call_dealloc,
     .tp_traverse = (traverseproc)call_traverse,
     .tp_clear = (inquiry)call_clear,
-    .tp_methods = call_methods,
 };
+
+/* ---- a function of Python that the extension stands in for ----------------------------------- */
+
+/* torch.compile looks into a function of Python and not into the extension. So what is registered
+ * is such a function, and whoever really calls it gets the Call that its body would call. */
+
+static vectorcallfunc by_interpreter;
+
+static PyObject *call_behind(PyObject *function)
+{
+    PyObject *closure = PyFunction_GET_CLOSURE(function), *call;
+    if (closure == NULL || PyTuple_GET_SIZE(closure) == 0)
+        return NULL;
+    call = PyCell_GET(PyTuple_GET_ITEM(closure, 0));
+    return call != NULL && Py_IS_TYPE(call, &CallType) ? call : NULL;
+}
+
+static PyObject *stand_in_vectorcall(PyObject *function, PyObject *const *values, size_t flagged,
+                                     PyObject *names)
+{
+    PyObject *call = call_behind(function), *result;
+    if (call == NULL)
+        return by_interpreter(function, values, flagged, names);
+    Py_INCREF(call);
+    result = call_vectorcall(call, values, flagged, names);
+    Py_DECREF(call);
+    return result;
+}
+
+/* stand_in(function): whether it now is its Call that runs; the first of its free variables. */
+static PyObject *stand_in(PyObject *module, PyObject *function)
+{
+    PyFunctionObject *plain = (PyFunctionObject *)function;
+    if (!PyFunction_Check(function) || call_behind(function) == NULL)
+        Py_RETURN_FALSE;
+    if (plain->vectorcall != stand_in_vectorcall) {
+        by_interpreter = plain->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+        PyFunction_SetVectorcall(plain, stand_in_vectorcall);
+#else
+        plain->vectorcall = stand_in_vectorcall; /* where a call is not of CALL_FUNCTION_EX, the
+                                                  * interpreter of 3.11 still runs the body */
+#endif
+    }
+    Py_RETURN_TRUE;
+}

@@ -26,14 +26,13 @@ static int forward_meet(Probe *self, PyObject *model_runner)
 }
 
 /* SGLang before 0.5.15: skip_attn_backend_init says that the batch was planned outside. */
-static int forward_skips(Probe *self, PyObject *args, PyObject *kwargs, PyObject *batch,
-                         BatchRecord *record)
+static int forward_skips(Probe *self, const Arguments *given, PyObject *batch, BatchRecord *record)
 {
     PyObject *skip, *done;
     int true;
     if (self->more == Py_None)
         return 1;
-    skip = given_or_null(args, kwargs, 2, text_skip_attn_backend_init);
+    skip = given_or_null(given, 2, text_skip_attn_backend_init);
     true = skip == NULL ? 0 : PyObject_IsTrue(skip);
     if (PyErr_Occurred() || !true)
         return !PyErr_Occurred();
@@ -42,18 +41,18 @@ static int forward_skips(Probe *self, PyObject *args, PyObject *kwargs, PyObject
     return done != NULL;
 }
 
-static Frame *forward_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *forward_enter(Probe *self, const Arguments *given)
 {
     Shared *shared = self->shared;
     StateCore *state = shared->state;
-    PyObject *model_runner = given_argument(args, kwargs, 0, text_self), *batch;
+    PyObject *model_runner = given_argument(given, 0, text_self), *batch;
     BatchRecord *record;
     Snapshot *snapshot;
     Frame *frame;
     int64_t worker;
     if (model_runner == NULL)
         return NULL;
-    batch = given_argument(args, kwargs, 1, text_forward_batch);
+    batch = given_argument(given, 1, text_forward_batch);
     if (batch == NULL || !forward_meet(self, model_runner))
         return NULL;
     worker = worker_of(shared, model_runner);
@@ -76,7 +75,7 @@ static Frame *forward_enter(Probe *self, PyObject *args, PyObject *kwargs)
     Py_DECREF(snapshot);
     /* Written now, so that a process that dies inside it leaves it behind. */
     state_write(state, FORWARD_KIND, frame, NOT_OBSERVED_CODE, own, 4, NULL, 0);
-    if (PyErr_Occurred() || !forward_skips(self, args, kwargs, batch, (BatchRecord *)frame->record))
+    if (PyErr_Occurred() || !forward_skips(self, given, batch, (BatchRecord *)frame->record))
         return probe_give_up(frame);
     return frame;
 }
@@ -181,15 +180,15 @@ static Runner *runner_of(Probe *self, PyObject *runner)
     return &self->runners[self->runner_count++];
 }
 
-static Frame *graph_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *graph_enter(Probe *self, const Arguments *given)
 {
     Shared *shared = self->shared;
-    PyObject *runner = given_argument(args, kwargs, 0, text_self), *batch, *entry;
+    PyObject *runner = given_argument(given, 0, text_self), *batch, *entry;
     Runner *known;
     Frame *frame;
     if (runner == NULL)
         return NULL;
-    batch = given_argument(args, kwargs, 1, text_forward_batch);
+    batch = given_argument(given, 1, text_forward_batch);
     known = batch == NULL ? NULL : runner_of(self, runner);
     if (known == NULL)
         return NULL;
@@ -268,14 +267,14 @@ static int graph_failed(Probe *self, Frame *frame, int observed)
  */
 
 /* prepare_mlp_sync_batch_raw; the flag says that a gather really happens */
-static Frame *step_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *step_enter(Probe *self, const Arguments *given)
 {
     if (self->flag)
         Py_DECREF(state_count_sync(self->shared->state, NULL));
     return NULL;
 }
 
-static Frame *round_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *round_enter(Probe *self, const Arguments *given)
 {
     Py_DECREF(state_count_round(self->shared->state, NULL));
     return NULL;

@@ -28,7 +28,6 @@ typedef struct {
     HookCore *hook;
     PyObject *title;
     int64_t function;
-    PyObject *slow;   /* called with original, args and kwargs where a call is another one */
     PyObject *alarm;  /* told of lengths that do not agree; or None */
     PyObject *kept;   /* given every new launch's number, args and kwargs; or None */
     PyObject *string; /* interns a string */
@@ -89,7 +88,6 @@ static PyObject *launch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->alarm = Py_NewRef(alarm);
     self->kept = Py_NewRef(kept);
     self->string = Py_NewRef(string);
-    self->slow = Py_NewRef(Py_None);
     self->dtypes = PyDict_New();
     self->launches = PyList_New(0);
     if (self->dtypes == NULL || self->launches == NULL || !launch_arguments(self, arguments) ||
@@ -102,7 +100,6 @@ static int launch_traverse(Launch *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->shared);
     Py_VISIT(self->hook);
-    Py_VISIT(self->slow);
     Py_VISIT(self->alarm);
     Py_VISIT(self->kept);
     Py_VISIT(self->string);
@@ -121,7 +118,6 @@ static void launch_forget(Launch *self)
 static int launch_clear(Launch *self)
 {
     launch_forget(self);
-    Py_SETREF(self->slow, Py_NewRef(Py_None));
     Py_SETREF(self->alarm, Py_NewRef(Py_None));
     Py_SETREF(self->kept, Py_NewRef(Py_None));
     return PyList_SetSlice(self->launches, 0, PY_SSIZE_T_MAX, NULL);
@@ -132,7 +128,6 @@ static void launch_dealloc(Launch *self)
     PyObject_GC_UnTrack(self);
     launch_forget(self);
     Py_XDECREF(self->launches);
-    Py_XDECREF(self->slow);
     Py_XDECREF(self->alarm);
     Py_XDECREF(self->kept);
     Py_XDECREF(self->string);
@@ -146,79 +141,60 @@ static void launch_dealloc(Launch *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* bind(hook, slow): what counts the calls, and what is called for another than the last one */
-static PyObject *launch_bind(Launch *self, PyObject *const *given, Py_ssize_t count)
-{
-    if (count != 2 || !PyObject_TypeCheck(given[0], &HookCoreType)) {
-        PyErr_SetString(PyExc_TypeError, "bind takes a hook and a function");
-        return NULL;
-    }
-    Py_INCREF(given[0]);
-    Py_XSETREF(self->hook, (HookCore *)given[0]);
-    Py_INCREF(given[1]);
-    Py_SETREF(self->slow, given[1]);
-    Py_RETURN_NONE;
-}
-
 /* ---- telling launches apart ----------------------------------------------------------------- */
 
-/* An argument of the kernel, borrowed; NULL where it was not given, or with an exception. */
-static PyObject *launch_given(Launch *self, PyObject *args, PyObject *kwargs, int which)
+/* An argument of the kernel, borrowed; NULL without an exception where it was not given. */
+static PyObject *launch_given(Launch *self, const Arguments *given, int which)
 {
     PyObject *found = NULL;
     for (int k = NAMES - 1; k >= 0 && found == NULL; k--)
-        if (self->names[which][k] != NULL) {
-            found = PyDict_GetItemWithError(kwargs, self->names[which][k]);
-            if (PyErr_Occurred())
-                return NULL;
-        }
-    if (found == NULL && self->positions[which] >= 0 &&
-        self->positions[which] < PyTuple_GET_SIZE(args))
-        found = PyTuple_GET_ITEM(args, self->positions[which]);
+        if (self->names[which][k] != NULL)
+            found = given_by_name(given, self->names[which][k]);
+    if (found == NULL && self->positions[which] >= 0 && self->positions[which] < given->count)
+        found = given->values[self->positions[which]];
     return found;
 }
 
 /* 1 if the tensor given by this name has this shape; 0 if not, or if that cannot be told. */
-static int same_shape(PyObject *kwargs, PyObject *name, PyObject *shape)
+static int same_shape(const Arguments *all, PyObject *name, PyObject *shape)
 {
-    PyObject *given = PyDict_GetItemWithError(kwargs, name), *now;
+    PyObject *given = given_by_name(all, name), *now;
     int same;
     if (given == NULL || given == Py_None)
-        return shape == Py_None && !PyErr_Occurred();
+        return shape == Py_None;
     if (shape == NULL)
         return 0;
     /* What `shape` runs may forget the call that is compared with. */
     Py_INCREF(shape);
-    Py_INCREF(given);
     now = PyObject_GetAttr(given, text_shape);
-    Py_DECREF(given);
     same = now == NULL ? -1 : PyObject_RichCompareBool(now, shape, Py_EQ);
     Py_XDECREF(now);
     Py_DECREF(shape);
     return same;
 }
 
-static int given_is(PyObject *kwargs, PyObject *name, PyObject *known)
+static int given_is(const Arguments *all, PyObject *name, PyObject *known)
 {
-    PyObject *given = PyDict_GetItemWithError(kwargs, name);
+    PyObject *given = given_by_name(all, name);
     return (given == NULL ? Py_None : given) == known;
 }
 
-/* Whether a call by names is the last one again; -1 with an exception that is the server's. */
-static int launch_repeats(Launch *self, PyObject *kwargs)
+/* Whether a call is the last one again, all by names; -1 with an exception that is the server's. */
+static int launch_repeats(Launch *self, const Arguments *given)
 {
     PyObject *open = self->shared->state->open;
     Py_ssize_t depth = PyList_GET_SIZE(open);
     Frame *last = self->last;
     int same;
-    if (last == NULL || depth == 0 || PyList_GET_ITEM(open, depth - 1) != last->subject ||
-        !given_is(kwargs, self->names[NUM_SPLITS][0], last->extra) ||
-        !given_is(kwargs, self->names[CACHE_SEQLENS][0], last->entry))
+    if (last == NULL || given->count > 0 || depth == 0 ||
+        PyList_GET_ITEM(open, depth - 1) != last->subject ||
+        !given_is(given, self->names[NUM_SPLITS][0], last->extra) ||
+        !given_is(given, self->names[CACHE_SEQLENS][0], last->entry))
         return 0;
     Py_INCREF(last);
-    same = same_shape(kwargs, self->names[Q][0], last->kept[Q]);
+    same = same_shape(given, self->names[Q][0], last->kept[Q]);
     if (same == 1)
-        same = same_shape(kwargs, self->names[INDICES][0], last->kept[INDICES]);
+        same = same_shape(given, self->names[INDICES][0], last->kept[INDICES]);
     same = same == 1 && self->last == last;
     Py_DECREF(last);
     if (!forgive()) /* whatever else it was, the slow way meets it again and says so */
@@ -365,9 +341,24 @@ static int launch_tell(Launch *self, Frame *frame, int64_t split_rows)
     return done != NULL;
 }
 
-/* Record a launch; the shapes are taken over. A new reference. */
-static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, PyObject *args,
-                           PyObject *kwargs)
+/* Give what keeps values the number and the arguments of a launch; 0 with an exception. */
+static int launch_keep(Launch *self, Frame *frame, const Arguments *all)
+{
+    PyObject *args, *kwargs, *done = NULL;
+    if (self->kept == Py_None)
+        return 1;
+    args = positional_of(all);
+    kwargs = args == NULL ? NULL : named_of(all);
+    if (kwargs != NULL)
+        done = PyObject_CallFunction(self->kept, "LOO", frame->enter_seq, args, kwargs);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* Record a launch with these shapes and arguments of SHAPED and others. A new reference. */
+static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, const Arguments *all)
 {
     Frame *inside = state_innermost(self->shared->state), *frame = NULL;
     BatchRecord *record = PyErr_Occurred() ? NULL : enclosing_record(self->shared);
@@ -391,12 +382,8 @@ static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, Py
     if (PyList_Append(self->launches, (PyObject *)frame) < 0 ||
         !launch_write(self, frame, given, &split_rows) || !launch_tell(self, frame, split_rows))
         return probe_give_up(frame);
-    if (self->kept != Py_None) {
-        PyObject *done = PyObject_CallFunction(self->kept, "LOO", frame->enter_seq, args, kwargs);
-        if (done == NULL)
-            return probe_give_up(frame);
-        Py_DECREF(done);
-    }
+    if (!launch_keep(self, frame, all))
+        return probe_give_up(frame);
     Py_INCREF(frame);
     Py_XSETREF(self->now, frame);
     return frame;
@@ -405,21 +392,16 @@ static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, Py
 /* ---- around the call --------------------------------------------------------------------------
  */
 
-/* enter(*args, **kwargs): a call that is not the last one again */
-static PyObject *launch_enter(Launch *self, PyObject *args, PyObject *kwargs)
+/* Open the event of a call that is not the last one again. A new reference. */
+static Frame *launch_open(Launch *self, const Arguments *all)
 {
-    PyObject *given[ARGUMENTS] = {NULL}, *shapes[SHAPED] = {NULL}, *empty = NULL;
+    PyObject *given[ARGUMENTS], *shapes[SHAPED] = {NULL};
     Frame *inside = state_innermost(self->shared->state), *frame = NULL;
     if (PyErr_Occurred())
         return NULL;
-    if (kwargs == NULL)
-        kwargs = empty = PyDict_New();
-    for (int i = 0; i < ARGUMENTS && kwargs != NULL; i++) {
-        given[i] = launch_given(self, args, kwargs, i);
-        if (PyErr_Occurred())
-            goto done;
-    }
-    for (int i = 0; i < SHAPED && kwargs != NULL; i++) {
+    for (int i = 0; i < ARGUMENTS; i++)
+        given[i] = launch_given(self, all, i);
+    for (int i = 0; i < SHAPED; i++) {
         shapes[i] = given[i] == NULL || given[i] == Py_None
                         ? Py_NewRef(Py_None)
                         : PyObject_GetAttr(given[i], text_shape);
@@ -434,7 +416,7 @@ static PyObject *launch_enter(Launch *self, PyObject *args, PyObject *kwargs)
         if (PyList_Append(self->shared->state->open, (PyObject *)frame) < 0)
             Py_CLEAR(frame);
     } else if (!PyErr_Occurred()) {
-        frame = launch_first(self, shapes, given, args, kwargs);
+        frame = launch_first(self, shapes, given, all);
     }
     if (frame != NULL) {
         PyObject *lengths = given[CACHE_SEQLENS] == NULL ? Py_None : given[CACHE_SEQLENS];
@@ -448,8 +430,15 @@ static PyObject *launch_enter(Launch *self, PyObject *args, PyObject *kwargs)
 done:
     for (int i = 0; i < SHAPED; i++)
         Py_XDECREF(shapes[i]);
-    Py_XDECREF(empty);
-    return (PyObject *)frame;
+    return frame;
+}
+
+/* enter(*args, **kwargs) */
+static PyObject *launch_enter(Launch *self, PyObject *const *values, Py_ssize_t count,
+                              PyObject *names)
+{
+    const Arguments all = {values, count, names};
+    return (PyObject *)launch_open(self, &all);
 }
 
 static void pop_if_innermost(PyObject *open, PyObject *frame)
@@ -459,53 +448,31 @@ static void pop_if_innermost(PyObject *open, PyObject *frame)
         open_pop(open);
 }
 
+/* The first call of a shape has ended; 0 with an exception. */
+static int launch_close(Launch *self, PyObject *frame, PyObject *result)
+{
+    Frame *now = self->now;
+    pop_if_innermost(self->shared->state->open, frame);
+    if (now == NULL)
+        return 1;
+    self->now = NULL;
+    now->numbers[LAST_EXIT] = self->shared->state->seq++;
+    if (self->metadata && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 2)
+        now->numbers[MADE_SPLITS] = rows_code(self->shared, PyTuple_GET_ITEM(result, 1));
+    Py_DECREF(now);
+    return !PyErr_Occurred();
+}
+
 /* leave(frame, result) */
 static PyObject *launch_leave(Launch *self, PyObject *const *given, Py_ssize_t count)
 {
-    Frame *now;
     if (count != 2) {
         PyErr_SetString(PyExc_TypeError, "leave takes a frame and a result");
         return NULL;
     }
-    pop_if_innermost(self->shared->state->open, given[0]);
-    now = self->now;
-    if (now == NULL)
-        Py_RETURN_NONE;
-    self->now = NULL;
-    /* The first call of a shape has ended. */
-    now->numbers[LAST_EXIT] = self->shared->state->seq++;
-    if (self->metadata && PyTuple_Check(given[1]) && PyTuple_GET_SIZE(given[1]) == 2)
-        now->numbers[MADE_SPLITS] = rows_code(self->shared, PyTuple_GET_ITEM(given[1], 1));
-    Py_DECREF(now);
-    return none_or_raise();
-}
-
-/* run(original, args, kwargs) */
-static PyObject *launch_run(Launch *self, PyObject *const *given, Py_ssize_t count)
-{
-    PyObject *open = self->shared->state->open, *result;
-    Frame *frame;
-    int same = 0;
-    if (!call_arguments(given, count))
+    if (!launch_close(self, given[0], given[1]))
         return NULL;
-    if (self->hook != NULL && self->hook->alive && PyTuple_GET_SIZE(given[1]) == 0)
-        same = launch_repeats(self, given[2]);
-    if (same < 0)
-        return NULL;
-    if (same == 0)
-        return PyObject_Vectorcall(self->slow, given, 3, NULL);
-    frame = (Frame *)Py_NewRef(self->last);
-    if (PyList_Append(open, (PyObject *)frame) < 0) {
-        PyErr_Clear();
-        Py_DECREF(frame);
-        return PyObject_Call(given[0], given[1], given[2]);
-    }
-    frame->numbers[COUNT]++;
-    result = PyObject_Call(given[0], given[1], given[2]);
-    if (result != NULL)
-        pop_if_innermost(open, (PyObject *)frame);
-    Py_DECREF(frame);
-    return result;
+    Py_RETURN_NONE;
 }
 
 /* ---- the end of a forward ---------------------------------------------------------------------
@@ -580,10 +547,8 @@ static PyObject *launch_failed(Launch *self, PyObject *args, PyObject *kwargs)
 }
 
 static PyMethodDef launch_methods[] = {
-    {"bind", (PyCFunction)(void (*)(void))launch_bind, METH_FASTCALL, NULL},
-    {"enter", (PyCFunction)(void (*)(void))launch_enter, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"enter", (PyCFunction)(void (*)(void))launch_enter, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"leave", (PyCFunction)(void (*)(void))launch_leave, METH_FASTCALL, NULL},
-    {"run", (PyCFunction)(void (*)(void))launch_run, METH_FASTCALL, NULL},
     {"finish", (PyCFunction)launch_finish, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -39,12 +39,12 @@ static Frame *pad_open(Probe *self, PyObject *batch, PyObject *model_runner)
     return frame;
 }
 
-static Frame *pad_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *pad_enter(Probe *self, const Arguments *given)
 {
-    PyObject *batch = given_argument(args, kwargs, 0, text_self), *model_runner;
+    PyObject *batch = given_argument(given, 0, text_self), *model_runner;
     if (batch == NULL)
         return NULL;
-    model_runner = given_argument(args, kwargs, 1, text_model_runner);
+    model_runner = given_argument(given, 1, text_model_runner);
     return model_runner == NULL ? NULL : pad_open(self, batch, model_runner);
 }
 
@@ -116,17 +116,17 @@ static int64_t size_code(PyObject *value)
     return value == NULL || !PyLong_Check(value) ? NOT_OBSERVED_CODE : integer_code(value);
 }
 
-static Frame *pad_inputs_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *pad_inputs_enter(Probe *self, const Arguments *given)
 {
-    PyObject *batch = given_argument(args, kwargs, 0, text_self), *model_runner, *tokens, *bs;
+    PyObject *batch = given_argument(given, 0, text_self), *model_runner, *tokens, *bs;
     Frame *outer, *frame;
     if (batch == NULL)
         return NULL;
-    model_runner = given_argument(args, kwargs, 1, text_model_runner);
+    model_runner = given_argument(given, 1, text_model_runner);
     if (model_runner == NULL)
         return NULL;
-    tokens = given_or_null(args, kwargs, 2, text_num_tokens);
-    bs = PyErr_Occurred() ? NULL : given_or_null(args, kwargs, 3, text_bs);
+    tokens = given_or_null(given, 2, text_num_tokens);
+    bs = given_or_null(given, 3, text_bs);
     if (PyErr_Occurred())
         return NULL;
     Py_XINCREF(tokens);
@@ -164,13 +164,13 @@ static int logits_rows(Shared *shared, PyObject *output, int64_t *rows)
     return !FAILED(rows[HIDDEN]);
 }
 
-static Frame *unpad_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *unpad_enter(Probe *self, const Arguments *given)
 {
-    PyObject *batch = given_argument(args, kwargs, 0, text_self), *output;
+    PyObject *batch = given_argument(given, 0, text_self), *output;
     Frame *frame;
     if (batch == NULL)
         return NULL;
-    output = given_argument(args, kwargs, 1, text_logits_output);
+    output = given_argument(given, 1, text_logits_output);
     if (output == NULL)
         return NULL;
     frame = probe_open(self, record_of(self->shared, batch, NULL), UNPAD_KIND, batch);

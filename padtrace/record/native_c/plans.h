@@ -191,12 +191,12 @@ static int read_metadata(Probe *self, Frame *frame)
 /* ---- the planning methods ------------------------------------------------------------------- */
 
 /* The batch given, borrowed (NULL for none), and its batch size where it is a captured one. */
-static PyObject *batch_and_bucket(Probe *self, PyObject *args, PyObject *kwargs, int64_t *bucket)
+static PyObject *batch_and_bucket(Probe *self, const Arguments *given, int64_t *bucket)
 {
-    PyObject *first = given_or_null(args, kwargs, 1, text_forward_batch), *second, *size;
+    PyObject *first = given_or_null(given, 1, text_forward_batch), *second, *size;
     *bucket = NOT_OBSERVED_CODE;
     if (first == NULL && !PyErr_Occurred())
-        first = given_or_null(args, kwargs, 1, text_bs);
+        first = given_or_null(given, 1, text_bs);
     if (first == NULL) {
         *bucket = NONE_CODE;
         return NULL;
@@ -205,7 +205,7 @@ static PyObject *batch_and_bucket(Probe *self, PyObject *args, PyObject *kwargs,
         *bucket = integer_code(first);
         return NULL;
     }
-    second = PyTuple_GET_SIZE(args) > 2 ? PyTuple_GET_ITEM(args, 2) : NULL;
+    second = given->count > 2 ? given->values[2] : NULL;
     if (second != NULL && PyLong_CheckExact(second)) {
         *bucket = integer_code(second);
     } else if (self->flag) {
@@ -216,10 +216,10 @@ static PyObject *batch_and_bucket(Probe *self, PyObject *args, PyObject *kwargs,
     return first == Py_None || PyErr_Occurred() ? NULL : first;
 }
 
-static Frame *plan_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *plan_enter(Probe *self, const Arguments *given)
 {
     Shared *shared = self->shared;
-    PyObject *backend = given_argument(args, kwargs, 0, text_self), *batch;
+    PyObject *backend = given_argument(given, 0, text_self), *batch;
     BatchRecord *record;
     Snapshot *entry = NULL;
     Frame *outer, *frame;
@@ -229,7 +229,7 @@ static Frame *plan_enter(Probe *self, PyObject *args, PyObject *kwargs)
     outer = state_innermost(shared->state);
     if (PyErr_Occurred() || (outer != NULL && outer->subject == backend))
         return NULL; /* part of the event that is open */
-    batch = batch_and_bucket(self, args, kwargs, &bucket);
+    batch = batch_and_bucket(self, given, &bucket);
     if (PyErr_Occurred())
         return NULL;
     if (batch == NULL) {
@@ -317,15 +317,15 @@ static int plan_failed(Probe *self, Frame *frame, int observed)
  */
 
 /* after(result, backend, cache_seqlens, ...) of FlashMLAMetadataWatch, for a probe of this name */
-static Frame *flashmla_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static Frame *flashmla_enter(Probe *self, const Arguments *given)
 {
     Frame *plan = state_innermost(self->shared->state);
     PyObject *result, *cache_seqlens;
     int64_t rows, splits;
     if (plan == NULL || plan->kind != PLAN_KIND)
         return NULL;
-    result = given_argument(args, kwargs, 0, text_result);
-    cache_seqlens = result == NULL ? NULL : given_or_null(args, kwargs, 2, text_cache_seqlens);
+    result = given_argument(given, 0, text_result);
+    cache_seqlens = result == NULL ? NULL : given_or_null(given, 2, text_cache_seqlens);
     if (PyErr_Occurred())
         return NULL;
     Py_INCREF(plan);

@@ -136,10 +136,10 @@ static PyTypeObject SharedType = {
     .tp_methods = shared_methods,
 };
 
-/* ---- attributes and arguments --------------------------------------------------------------- */
+/* ---- attributes ------------------------------------------------------------------------------ */
 
 /* An attribute, a new reference; NULL without an exception where there is none.
- * Both functions spare the making of an AttributeError, which costs a microsecond. */
+ * It spares the making of an AttributeError, which costs a microsecond. */
 static PyObject *optional(PyObject *object, PyObject *name)
 {
     PyObject *value = NULL;
@@ -148,23 +148,6 @@ static PyObject *optional(PyObject *object, PyObject *name)
 #else
     _PyObject_LookupAttr(object, name, &value);
 #endif
-    return value;
-}
-
-/* An argument by position or name, borrowed; NULL without an exception where it was not given. */
-static PyObject *given_or_null(PyObject *args, PyObject *kwargs, Py_ssize_t index, PyObject *name)
-{
-    if (index < PyTuple_GET_SIZE(args))
-        return PyTuple_GET_ITEM(args, index);
-    return kwargs == NULL ? NULL : PyDict_GetItemWithError(kwargs, name);
-}
-
-/* The same of an argument that must be there. */
-static PyObject *given_argument(PyObject *args, PyObject *kwargs, Py_ssize_t index, PyObject *name)
-{
-    PyObject *value = given_or_null(args, kwargs, index, name);
-    if (value == NULL && !PyErr_Occurred())
-        PyErr_Format(PyExc_TypeError, "argument %zd (%U) is missing", index, name);
     return value;
 }
 
@@ -328,7 +311,7 @@ typedef struct Probe Probe;
  * not to be recorded. `leave` and `failed` give 0 with an exception set. */
 typedef struct {
     const char *name;
-    Frame *(*enter)(Probe *self, PyObject *args, PyObject *kwargs);
+    Frame *(*enter)(Probe *self, const Arguments *given);
     int (*leave)(Probe *self, Frame *frame, PyObject *result);
     int (*failed)(Probe *self, Frame *frame, int observed);
 } Doings;
@@ -486,9 +469,11 @@ static int call_and_forget(PyObject *function)
     return done != NULL;
 }
 
-static PyObject *probe_enter(Probe *self, PyObject *args, PyObject *kwargs)
+static PyObject *probe_enter(Probe *self, PyObject *const *values, Py_ssize_t count,
+                             PyObject *names)
 {
-    Frame *frame = self->doings->enter(self, args, kwargs);
+    const Arguments given = {values, count, names};
+    Frame *frame = self->doings->enter(self, &given);
     if (frame == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
     return (PyObject *)frame;
@@ -528,7 +513,7 @@ static PyObject *probe_failed(Probe *self, PyObject *args, PyObject *kwargs)
 }
 
 static PyMethodDef probe_methods[] = {
-    {"enter", (PyCFunction)(void (*)(void))probe_enter, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"enter", (PyCFunction)(void (*)(void))probe_enter, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"leave", (PyCFunction)(void (*)(void))probe_leave, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

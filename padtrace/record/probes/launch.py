@@ -200,12 +200,10 @@ class LaunchProbe:
         return hooked
 
     def _by_extension(self, hook: Hook, is_compiling: Callable[[], bool]) -> Around:
-        # The calls of a launch are counted when it is complete.
         call = native.compiled.Call(
-            hook, self._state, self._enter, self._leave, self._state.guard.__exit__, False
+            hook, self._state, self._enter, self._leave, self._state.guard.__exit__
         )
-        self._core.bind(hook, call.around)
-        return by_extension(self._core.run, is_compiling)
+        return by_extension(call, is_compiling)
 
     def _finish(self) -> None:
         """Write how often each launch of this forward happened."""
