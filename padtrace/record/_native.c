@@ -23,6 +23,7 @@
 #include "native_c/snapshot.h"
 #include "native_c/ring.h"
 #include "native_c/state.h"
+#include "native_c/tensors.h"
 #include "native_c/looker.h"
 #include "native_c/looks.h"
 #include "native_c/arguments.h"

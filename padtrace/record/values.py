@@ -69,4 +69,5 @@ def lengths_of(mirror: Any) -> tuple[int, int]:
     if mirror.shape[0] > _SHORT:
         return int(mirror.max()), int(mirror.sum())
     values = mirror.tolist()
-    return (max(values), sum(values)) if values else (0, 0)
+    pair = (max(values), sum(values)) if values else (0, 0)
+    return pair if all(-_LIMIT <= number < _LIMIT for number in pair) else UNKNOWN_LENGTHS

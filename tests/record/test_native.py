@@ -254,7 +254,6 @@ def too_long(writer: Any, scalars: list[int], values: list[int]) -> None:
     assert writer.keep(native.Snapshot(scalars, values)) == NOT_OBSERVED_CODE
 
 
-@needs_extension
 class Opened:
     """A probe that keeps what it is asked, and opens no event."""
 
@@ -334,6 +333,7 @@ def test_arguments_are_found_by_names_that_are_other_strings(recorder: Recorder)
     assert len(recorder.events("forward")) == 1
 
 
+@needs_extension
 def test_a_build_for_another_layout_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_LAYOUT", (0,))
     assert native._compiled() == (

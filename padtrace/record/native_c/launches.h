@@ -155,15 +155,35 @@ static PyObject *launch_given(Launch *self, const Arguments *given, int which)
     return found;
 }
 
+/* 1 if a tensor of this view has this shape. */
+static int view_has_shape(const TensorView *view, PyObject *shape)
+{
+    if (!PyTuple_Check(shape) || PyTuple_GET_SIZE(shape) != view->dimensions)
+        return 0;
+    for (int32_t i = 0; i < view->dimensions; i++) {
+        int overflow = 0;
+        PyObject *size = PyTuple_GET_ITEM(shape, i);
+        if (!PyLong_CheckExact(size) ||
+            PyLong_AsLongLongAndOverflow(size, &overflow) != view->shape[i] || overflow)
+            return 0;
+    }
+    return 1;
+}
+
 /* 1 if the tensor given by this name has this shape; 0 if not, or if that cannot be told. */
-static int same_shape(const Arguments *all, PyObject *name, PyObject *shape)
+static int same_shape(Launch *self, const Arguments *all, PyObject *name, PyObject *shape)
 {
     PyObject *given = given_by_name(all, name), *now;
+    TensorView view;
     int same;
     if (given == NULL || given == Py_None)
         return shape == Py_None;
     if (shape == NULL)
         return 0;
+    if (tensor_view(self->shared->looker, given, &view))
+        return view_has_shape(&view, shape);
+    if (PyErr_Occurred())
+        return -1;
     /* What `shape` runs may forget the call that is compared with. */
     Py_INCREF(shape);
     now = PyObject_GetAttr(given, text_shape);
@@ -192,9 +212,9 @@ static int launch_repeats(Launch *self, const Arguments *given)
         !given_is(given, self->names[CACHE_SEQLENS][0], last->entry))
         return 0;
     Py_INCREF(last);
-    same = same_shape(given, self->names[Q][0], last->kept[Q]);
+    same = same_shape(self, given, self->names[Q][0], last->kept[Q]);
     if (same == 1)
-        same = same_shape(given, self->names[INDICES][0], last->kept[INDICES]);
+        same = same_shape(self, given, self->names[INDICES][0], last->kept[INDICES]);
     same = same == 1 && self->last == last;
     Py_DECREF(last);
     if (!forgive()) /* whatever else it was, the slow way meets it again and says so */

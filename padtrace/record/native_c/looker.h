@@ -60,6 +60,7 @@ typedef struct {
     int max_place, sum_place;
     PyObject *spec_name, *tensor_type, *lengths_of, *partial, *describe;
     lenfunc length; /* of tensor_type's base in C */
+    TensorViewer view;
     Speculative *speculative[MAX_SPECULATIVE];
     Py_ssize_t speculative_count;
     Look looks[2];
@@ -233,6 +234,7 @@ static PyObject *looker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         if (base != NULL && base->tp_as_mapping != NULL)
             self->length = base->tp_as_mapping->mp_length;
     }
+    self->view = viewer_of(tensor_type);
     self->lengths_of = Py_NewRef(lengths_of);
     self->partial = Py_NewRef(partial);
     self->describe = Py_NewRef(describe);
@@ -333,6 +335,17 @@ static Py_ssize_t tensor_rows(Looker *self, PyObject *tensor)
     return self->length == NULL ? -1 : self->length(tensor);
 }
 
+/* What a plain tensor is; 0 where that cannot be told, with an exception if it is the server's. */
+static int tensor_view(Looker *self, PyObject *tensor, TensorView *view)
+{
+    if (self->view == NULL || (PyObject *)Py_TYPE(tensor) != self->tensor_type)
+        return 0;
+    if (self->view(tensor, view) == 0)
+        return 1;
+    forgive();
+    return 0;
+}
+
 /* The code of a value, no vector; -1 may come with an exception. */
 static int64_t looker_convert(Looker *self, Columns *columns, Py_ssize_t i, PyObject *value)
 {
@@ -382,9 +395,15 @@ static int64_t looker_convert(Looker *self, Columns *columns, Py_ssize_t i, PyOb
 static int looker_lengths(Looker *self, PyObject *mirror, int64_t *scalars)
 {
     PyObject *pair;
+    TensorView view;
     scalars[self->max_place] = scalars[self->sum_place] = NONE_CODE;
     if (mirror == Py_None)
         return 1;
+    if (tensor_view(self, mirror, &view) &&
+        summed(&view, &scalars[self->max_place], &scalars[self->sum_place]))
+        return 1;
+    if (PyErr_Occurred())
+        return 0;
     if ((PyObject *)Py_TYPE(mirror) == self->tensor_type) {
         PyObject *on_host = PyObject_GetAttr(mirror, text_is_cpu), *listed;
         Py_ssize_t rows = on_host == NULL ? -1 : tensor_rows(self, mirror);
