@@ -11,7 +11,10 @@ import pytest
 
 from padtrace import cli
 from padtrace.recording.writer import write
+from padtrace.replay import releases
 from tests.contracts.builders import Server, agreeing, report_30296, report_34443
+
+RECORDINGS = Path(__file__).resolve().parents[1] / "recordings"
 
 
 @pytest.fixture
@@ -201,6 +204,53 @@ def test_info_and_its_proof(run, tmp_path: Path) -> None:
     assert "attn_cp 8" in out
     assert json.loads(run("info", path, "--json")[1])["tier"] == "shape"
     assert run("info", path, "--share-check")[0] == 0
+
+
+def test_ranks_shows_one_step_side_by_side(run) -> None:
+    path = RECORDINGS / "healthy-dsa-eagle-attention-tp-2.safetensors"
+    code, out, err = run("ranks", path, "--step", "165", "--json")
+    forward = json.loads(out)["forwards"][0]
+    # Two DP ranks of attention TP 2 with 2 and 3 tokens: the largest, made even, for both.
+    assert [row["counts"] for row in forward["ranks"]] == [[2, 3]] * 4
+    assert [row["real_rows"] for row in forward["ranks"]] == [2, 2, 3, 3]
+    assert [row["padded_rows"] for row in forward["ranks"]] == [4] * 4
+    assert [row["buffer_rows"] for row in forward["ranks"]] == [8] * 4
+    assert (code, err, forward["disagree"]) == (0, "", [])
+    out = run("ranks", path, "--step", "165")[1]
+    assert "4 ranks, counts [2, 3]" in out
+    assert max(map(len, out.splitlines())) <= 80
+    code, _, err = run("ranks", path, "--step", "99999")
+    assert code == 2
+    assert "steps 97 to 165" in err
+
+
+@pytest.mark.release
+def test_across_names_the_release_that_mended_it(run) -> None:
+    for version in ("0.5.17", "0.5.18"):
+        if releases.here(version) is None:
+            pytest.skip(f"SGLang {version} is not here: padtrace releases fetch {version}")
+    path = RECORDINGS / "34443-verify-bs1-width6-cp8.safetensors"
+    code, out, err = run("across", path, "--releases", "0.5.17,0.5.18")
+    # sglang#34443: 6 rows of q; planned for 8, a multiple of CP, until the release that has it.
+    assert out.startswith("first bad 0.5.17, first good after it 0.5.18")
+    assert "num_splits 9, needs 7" in out
+    assert (code, err) == (1, "")
+    code, out, _ = run("across", path, "--releases", "0.5.18,0.5.17", "--json")
+    found = json.loads(out)
+    assert (code, found["verdict"]) == (1, "divergent")
+    assert (found["first_bad"], found["first_good"]) == ("0.5.17", "0.5.18")
+    rows = {one["release"]: one["forwards"][0] for one in found["releases"]}
+    assert {r: (row["q_rows"], row["num_splits"]) for r, row in rows.items()} == {
+        "0.5.17": (6, 9),
+        "0.5.18": (6, 7),
+    }
+
+
+def test_across_needs_a_release(run) -> None:
+    path = RECORDINGS / "34443-verify-bs1-width6-cp8.safetensors"
+    code, out, err = run("across", path, "--releases", "")
+    assert (code, out) == (2, "")
+    assert "no release is named" in err
 
 
 def test_help_and_info_import_little(good: Path) -> None:
