@@ -136,6 +136,10 @@ SNAPSHOT = Table(
         _rows("global_num_tokens_gpu.rows", "entries of the device copy of the counts"),
         _int("num_token_non_padded_cpu", "tokens", "real tokens before padding"),
         _bool("is_extend_in_batch", "some rank of the group extends"),
+        _bool(
+            "dp_spec_prefill_coordination_applied",
+            "a plan for drafts beside prefills made the counts; they are not scaled (0.5.23)",
+        ),
         _bool("can_run_dp_cuda_graph", "the group's vote on decode graphs"),
         _bool("can_run_dp_breakable_cuda_graph", "the group's vote on prefill graphs"),
         _string("dp_padding_mode", "MAX_LEN or SUM_LEN once chosen"),

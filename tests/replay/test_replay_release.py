@@ -41,6 +41,12 @@ NONE_HIDDEN = {
     "forward_mode": "DECODE", "spec": "draft", "bs": [3], "attn_tp": 2, "hidden_states": None,
 }  # fmt: skip
 
+BESIDE_A_PREFILL = {
+    "forward_mode": "TARGET_VERIFY", "spec": "verify", "width": 6, "bs": [1, 1], "attn_dp": 2,
+    "raw_counts": [6, 40], "is_extend_in_batch": True,
+}  # fmt: skip
+COORDINATED = "dp_spec_prefill_coordination_applied"
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _workers() -> Iterator[None]:
@@ -172,6 +178,36 @@ def test_what_code_between_the_hooks_did_is_done_and_listed() -> None:
         "positions.rows",
         "seq_lens_sum",
     }
+
+
+@pytest.mark.parametrize(
+    ("applied", "counts", "padding"),
+    [
+        # One verify of 6 rows beside a prefill of 40 tokens. The plan of 0.5.23 states the rows of
+        # this phase and keeps every rank's mode; other counts are requests, 6 rows each.
+        (1, [6, 40], "SUM_LEN"),
+        (0, [36, 240], None),
+        (Absent.NOT_OBSERVED, [36, 240], None),  # recorded by an earlier padtrace
+    ],
+)
+def test_counts_of_a_coordinated_step_are_not_scaled(
+    applied: Any, counts: list[int], padding: str | None
+) -> None:
+    def coordinate(kind: str, values: dict[str, Any]) -> None:
+        if kind == "batch":
+            values["exit"] = {**values["exit"], COORDINATED: applied}
+
+    _root("0.5.23")
+    made = _rewritten(make(BESIDE_A_PREFILL), coordinate)
+    replayed = service.replay(made, sglang="0.5.23", kernels="off")
+    (sync,) = _events(replayed, "sync")
+    (pad,) = _events(replayed, "pad")
+    after = pad.snapshot("exit")
+    assert sync.vector("counts_after") == counts
+    assert after is not None
+    assert after[COORDINATED] == (1 if applied == 1 else 0)
+    if padding is not None:
+        assert after["dp_padding_mode"] == padding
 
 
 def test_another_release_keeps_its_own_rows() -> None:

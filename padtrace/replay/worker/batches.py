@@ -76,6 +76,7 @@ _SCALARS = (
 )
 _FLAGS = (
     "is_extend_in_batch",
+    "dp_spec_prefill_coordination_applied",
     "can_run_dp_cuda_graph",
     "can_run_dp_breakable_cuda_graph",
     "forward_metadata_ready",
@@ -95,6 +96,7 @@ _RESULTS = frozenset(
         *("global_dp_buffer_len", "original_batch_size", "original_num_tokens"),
         *("forward_metadata_planned_bs", "forward_metadata_planned_num_tokens"),
         *("forward_metadata_ready", "forward_metadata_replan_equivalent", "tbo_padded_len"),
+        "dp_spec_prefill_coordination_applied",
     }
 )
 
@@ -239,7 +241,9 @@ def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> S
             "draft_global_num_tokens_for_logprob": (
                 logprob if logprob is not None or draft is None else list(draft)
             ),
-            "dp_spec_prefill_coordination_applied": False,
+            "dp_spec_prefill_coordination_applied": getattr(
+                batch, "dp_spec_prefill_coordination_applied", False
+            ),
             "can_run_dp_cuda_graph": vote,
             "can_run_decode_cuda_graph": vote,
             "can_run_dp_draft_cuda_graph": vote,
