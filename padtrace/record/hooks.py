@@ -102,24 +102,45 @@ def around(hook: Hook, probe: Probe, state: State, is_compiling: Callable[[], bo
     return hooked
 
 
-def by_extension(call: Callable[..., Any], is_compiling: Callable[[], bool]) -> Around:
+def by_extension(call: Any, is_compiling: Callable[[], bool]) -> Around:
     """A hook whose work the extension does, as a function that torch.compile can look into.
 
-    Whoever calls the function gets `call` at once, wherever the interpreter allows it.
+    Whoever calls the function gets `call` at once, wherever the interpreter allows it. So calls
+    from code that torch.compile gave up on (a graph break) are recorded; without the extension
+    torch.compile takes the hook for a part of that code, and they are not.
     """
 
     def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        return call(original, *args, **kwargs)
+        return call.packed(original, args, kwargs)
+
+    def of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def one(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            return call.packed(original, args, kwargs)
+
+        native.compiled.stand_in(one)
+        return one
 
     native.compiled.stand_in(hooked)
+    # For `bound`: a call less where the original is known.
+    hooked.of = of  # type: ignore[attr-defined]
     return hooked
 
 
 def bound(hooked: Around, original: Callable[..., Any]) -> Callable[..., Any]:
     """The function that stands for `original`, with the hook around it."""
-    return functools.update_wrapper(functools.partial(hooked, original), original)
+    of = getattr(hooked, "of", None)
+    if of is not None:
+        return functools.update_wrapper(of(original), original)
+
+    @functools.wraps(original)
+    def one(*args: Any, **kwargs: Any) -> Any:
+        return hooked(original, *args, **kwargs)
+
+    return one
 
 
 def watching(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import mmap
 import os
@@ -283,11 +284,45 @@ def test_it_stands_in_for_the_function_that_is_registered(tmp_path: Path) -> Non
     hooked = around(hook, probe, recorder.state, never)  # type: ignore[arg-type]
     # As SGLang's registry calls it, which is a function of Python itself.
     assert (lambda *args, **kwargs: hooked(frames_between, *args, **kwargs))(1, a=2) == ["<lambda>"]
-    assert bound(hooked, frames_between)(3, b=4) == []
+    direct = bound(hooked, frames_between)(3, b=4)
+    assert direct == ([] if sys.version_info >= (3, 12) else ["one"])
     direct = hooked(frames_between, 5, c=6)
     assert direct == ([] if sys.version_info >= (3, 12) else ["hooked"])
-    assert probe.asked == [((1,), {"a": 2}), ((3,), {"b": 4}), ((5,), {"c": 6})]
-    assert bound(hooked, frames_between).__wrapped__ is frames_between  # type: ignore[attr-defined]
+    assert bound(hooked, frames_between)(*(7,), d=8) == []
+    asked = [((1,), {"a": 2}), ((3,), {"b": 4}), ((5,), {"c": 6}), ((7,), {"d": 8})]
+    assert probe.asked == asked
+
+
+def test_what_is_bound_is_a_function_like_the_original(recorder: Recorder) -> None:
+    hook = Hook(recorder.state, "forward", recorder.writer.hook("forward", "found"))
+    hooked = around(hook, Opened(), recorder.state, never)  # type: ignore[arg-type]
+    for plain in (hooked, lambda original, *args, **kwargs: original(*args, **kwargs)):
+        one: Any = bound(plain, decode_batch)
+        assert inspect.isfunction(one)
+        assert one.__wrapped__ is decode_batch
+        assert (one.__name__, one.__module__) == ("decode_batch", decode_batch.__module__)
+        assert inspect.signature(one) == inspect.signature(decode_batch)
+        assert one(4).batch_size == one(rows=4).batch_size == 4
+        holder = type("Holder", (), {"method": bound(plain, lambda self, x: (self, x))})()
+        assert holder.method(3) == (holder, 3)
+
+
+@needs_extension
+def test_packed_arguments_are_those_of_the_call(recorder: Recorder) -> None:
+    hook = Hook(recorder.state, "forward", recorder.writer.hook("forward", "found"))
+    call = native.compiled.Call(hook, recorder.state, None, None, None, True)
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    for by_position in (0, 3, 15, 16, 17, 300):
+        for named in (0, 1, 16, 17, 300):
+            args = tuple(range(by_position))
+            kwargs = {f"name_{number}": number for number in range(named)}
+            assert call.packed(told, args, kwargs) == (args, kwargs)
+    for wrong in ((told,), (told, [], {}), (told, (), None)):
+        with pytest.raises(TypeError, match="a tuple and a dict"):
+            call.packed(*wrong)
 
 
 @needs_extension

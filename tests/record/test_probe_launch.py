@@ -111,6 +111,22 @@ def test_the_same_plan_with_more_query_rows_is_not_equal(kernel: Kernel) -> None
     assert [e["q.shape"][0] for e in kernel.recorder.events("launch")] == [2, 8]
 
 
+def test_a_query_by_position_is_no_repetition_of_a_call_by_names(kernel: Kernel) -> None:
+    splits, cache_seqlens = Tensor(4), Tensor(3)
+
+    def body() -> None:
+        for given in ({"num_splits": splits}, {}):
+            kernel(Tensor(3, 1), cache_seqlens=cache_seqlens, **given)
+            kernel(Tensor(3, 1), cache_seqlens=cache_seqlens, **given)
+        kernel(q=Tensor(3, 1), cache_seqlens=cache_seqlens)
+
+    kernel.forward(body)
+    launches = kernel.recorder.events("launch")
+    assert [launch["count"] for launch in launches] == [2, 3]
+    hooks = kernel.recorder.recording().coverage["hooks"]
+    assert hooks["flash_mla_with_kvcache"]["status"] == "found"
+
+
 def test_num_splits_inside_a_scheduler_object(kernel: Kernel) -> None:
     given = arguments(2, None, Tensor(2))
     given["tile_scheduler_metadata"] = SimpleNamespace(

@@ -261,6 +261,49 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* packed(original, args, kwargs): the same where the arguments are in a tuple and a dict already.
+ */
+static PyObject *call_packed(Call *self, PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *names, *key, *value, *few[FEW], **values = few, *result = NULL;
+    Py_ssize_t by_position, named, position = 0;
+    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2])) {
+        PyErr_SetString(PyExc_TypeError, "a hook is called with the original, a tuple and a dict");
+        return NULL;
+    }
+    by_position = PyTuple_GET_SIZE(given[1]);
+    named = PyDict_GET_SIZE(given[2]);
+    names = named ? PyTuple_New(named) : NULL;
+    if (named && names == NULL)
+        return NULL;
+    if (by_position + named > FEW)
+        values = PyMem_Malloc(sizeof(*values) * (size_t)(by_position + named));
+    if (values == NULL) {
+        Py_XDECREF(names);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < by_position; i++)
+        values[i] = PyTuple_GET_ITEM(given[1], i);
+    /* The dict is the caller's: it may change while these are used. */
+    for (Py_ssize_t i = 0; PyDict_Next(given[2], &position, &key, &value); i++) {
+        PyTuple_SET_ITEM(names, i, Py_NewRef(key));
+        values[by_position + i] = Py_NewRef(value);
+    }
+    const Arguments all = {values, by_position, names};
+    result = self->hook == NULL ? call_with(given[0], &all) : self->run(self, given[0], &all);
+    for (Py_ssize_t i = 0; i < named; i++)
+        Py_DECREF(values[by_position + i]);
+    if (values != few)
+        PyMem_Free(values);
+    Py_XDECREF(names);
+    return result;
+}
+
+static PyMethodDef call_methods[] = {
+    {"packed", METHOD(call_packed), METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "padtrace.record._native.Call",
     .tp_basicsize = sizeof(Call),
@@ -271,37 +314,58 @@ static PyTypeObject CallType = {
     .tp_dealloc = (destructor)call_dealloc,
     .tp_traverse = (traverseproc)call_traverse,
     .tp_clear = (inquiry)call_clear,
+    .tp_methods = call_methods,
 };
 
 /* ---- a function of Python that the extension stands in for ----------------------------------- */
 
 /* torch.compile looks into a function of Python and not into the extension. So what is registered
- * is such a function, and whoever really calls it gets the Call that its body would call. */
+ * is such a function, and whoever really calls it gets the Call that its body would call: the first
+ * of its free variables, in the order of their names. A second one after `is_compiling` is the
+ * original, which such a function is not given. */
+
+#define WITH_ORIGINAL 3
 
 static vectorcallfunc by_interpreter;
 
-static PyObject *call_behind(PyObject *function)
+/* A free variable of a function, borrowed; NULL where there is none. */
+static PyObject *free_variable(PyObject *function, Py_ssize_t index)
 {
-    PyObject *closure = PyFunction_GET_CLOSURE(function), *call;
-    if (closure == NULL || PyTuple_GET_SIZE(closure) == 0)
+    PyObject *closure = PyFunction_GET_CLOSURE(function);
+    if (closure == NULL || PyTuple_GET_SIZE(closure) <= index)
         return NULL;
-    call = PyCell_GET(PyTuple_GET_ITEM(closure, 0));
-    return call != NULL && Py_IS_TYPE(call, &CallType) ? call : NULL;
+    return PyCell_GET(PyTuple_GET_ITEM(closure, index));
+}
+
+static Call *call_behind(PyObject *function)
+{
+    PyObject *call = free_variable(function, 0);
+    return call != NULL && Py_IS_TYPE(call, &CallType) ? (Call *)call : NULL;
 }
 
 static PyObject *stand_in_vectorcall(PyObject *function, PyObject *const *values, size_t flagged,
                                      PyObject *names)
 {
-    PyObject *call = call_behind(function), *result;
-    if (call == NULL)
+    Call *call = call_behind(function);
+    PyObject *original = free_variable(function, WITH_ORIGINAL - 1), *result;
+    const Py_ssize_t count = PyVectorcall_NARGS(flagged);
+    if (call == NULL || call->hook == NULL || (original == NULL && count < 1))
         return by_interpreter(function, values, flagged, names);
     Py_INCREF(call);
-    result = call_vectorcall(call, values, flagged, names);
+    if (original == NULL) {
+        const Arguments given = {values + 1, count - 1, names};
+        result = call->run(call, values[0], &given);
+    } else {
+        const Arguments given = {values, count, names};
+        Py_INCREF(original);
+        result = call->run(call, original, &given);
+        Py_DECREF(original);
+    }
     Py_DECREF(call);
     return result;
 }
 
-/* stand_in(function): whether it now is its Call that runs; the first of its free variables. */
+/* stand_in(function): whether it now is its Call that runs. */
 static PyObject *stand_in(PyObject *module, PyObject *function)
 {
     PyFunctionObject *plain = (PyFunctionObject *)function;

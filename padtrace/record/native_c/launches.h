@@ -20,7 +20,7 @@ enum {
 
 /* Numbers in the frame of a launch; its shapes are in `kept`, the call it is nested in is its
  * subject, and num_splits and cache_seqlens of the last call are in `extra` and `entry`. */
-enum { COUNT, LAST_EXIT, MADE_SPLITS, INSIDE };
+enum { COUNT, LAST_EXIT, MADE_SPLITS, INSIDE, MADE };
 
 typedef struct {
     PyObject_HEAD
@@ -396,6 +396,7 @@ static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, co
     frame->failed = Py_NewRef((PyObject *)self);
     frame->numbers[COUNT] = 1;
     frame->numbers[LAST_EXIT] = frame->numbers[MADE_SPLITS] = NOT_OBSERVED_CODE;
+    frame->numbers[MADE] = 0;
     frame->numbers[INSIDE] = subject == Py_None ? -1 : ((Frame *)subject)->enter_seq;
     for (int i = 0; i < SHAPED; i++)
         frame->kept[i] = Py_NewRef(shapes[i]);
@@ -416,9 +417,7 @@ static Frame *launch_first(Launch *self, PyObject **shapes, PyObject **given, co
 static Frame *launch_open(Launch *self, const Arguments *all)
 {
     PyObject *given[ARGUMENTS], *shapes[SHAPED] = {NULL};
-    Frame *inside = state_innermost(self->shared->state), *frame = NULL;
-    if (PyErr_Occurred())
-        return NULL;
+    Frame *inside, *frame = NULL;
     for (int i = 0; i < ARGUMENTS; i++)
         given[i] = launch_given(self, all, i);
     for (int i = 0; i < SHAPED; i++) {
@@ -430,6 +429,10 @@ static Frame *launch_open(Launch *self, const Arguments *all)
         if (PyErr_Occurred())
             goto done;
     }
+    /* Only now: what `shape` runs may let another thread close what was open. */
+    inside = state_innermost(self->shared->state);
+    if (PyErr_Occurred())
+        goto done;
     frame = launch_known(self, inside == NULL ? -1 : inside->enter_seq, shapes);
     if (frame != NULL) {
         frame->numbers[COUNT]++;
@@ -472,13 +475,19 @@ static void pop_if_innermost(PyObject *open, PyObject *frame)
 static int launch_close(Launch *self, PyObject *frame, PyObject *result)
 {
     Frame *now = self->now;
+    int64_t rows;
     pop_if_innermost(self->shared->state->open, frame);
     if (now == NULL)
         return 1;
     self->now = NULL;
     now->numbers[LAST_EXIT] = self->shared->state->seq++;
-    if (self->metadata && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 2)
-        now->numbers[MADE_SPLITS] = rows_code(self->shared, PyTuple_GET_ITEM(result, 1));
+    if (self->metadata && PyTuple_Check(result) && PyTuple_GET_SIZE(result) == 2) {
+        rows = rows_code(self->shared, PyTuple_GET_ITEM(result, 1));
+        if (!FAILED(rows)) {
+            now->numbers[MADE_SPLITS] = rows;
+            now->numbers[MADE] = 1;
+        }
+    }
     Py_DECREF(now);
     return !PyErr_Occurred();
 }
@@ -512,8 +521,7 @@ static void launch_complete(Launch *self, Frame *frame, int64_t failed)
     if (ring->on && ring->fired != NULL && hook != NULL && hook->number >= 0 &&
         hook->number < MAX_HOOKS)
         ring->fired[hook->number] += count;
-    ring_complete(ring, LAUNCH_KIND, frame->enter_seq, pairs,
-                  frame->numbers[MADE_SPLITS] == NOT_OBSERVED_CODE ? 6 : 8);
+    ring_complete(ring, LAUNCH_KIND, frame->enter_seq, pairs, frame->numbers[MADE] ? 8 : 6);
 }
 
 static PyObject *launch_finish(Launch *self, PyObject *unused)

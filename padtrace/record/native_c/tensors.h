@@ -2,7 +2,9 @@
  *
  * DLPack's exchange table, which torch has as `torch.Tensor.__dlpack_c_exchange_api__` since 2.10:
  * https://dmlc.github.io/dlpack/latest/. It describes a tensor without touching its device. Where
- * it is not there, and for tensors it has no words for, Python is asked. */
+ * it is not there, and for tensors it has no words for, Python is asked. It knows no negated views
+ * (`torch._neg_view`) and makes a copy-on-write tensor (`torch._lazy_clone`) an own one; no release
+ * of SGLang uses either. */
 
 #define EXCHANGE_MAJOR 1
 #define DEVICE_CPU 1

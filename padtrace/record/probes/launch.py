@@ -85,7 +85,7 @@ class _Launch:
         self.indices_shape = _shape(given.get("indices"))
 
     def same_shapes(self, given: dict[str, Any]) -> bool:
-        if given["q"].shape != self.q_shape:
+        if _shape(given.get("q")) != self.q_shape:
             return False
         indices = given.get("indices")
         if indices is None:
@@ -168,6 +168,7 @@ class LaunchProbe:
                     last = self._last
                     if (
                         last is not None
+                        and not args
                         and last.num_splits is kwargs.get("num_splits")
                         and last.cache_seqlens is kwargs.get("cache_seqlens")
                         and last.same_shapes(kwargs)
