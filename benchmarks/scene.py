@@ -250,9 +250,15 @@ def _forward(self: Any, forward_batch: Any) -> Any:
     if not script.early:
         self.attn_backend.init_forward_metadata(forward_batch)
     stamps.append(now())
-    kernels, launch = sys.modules["sgl_kernel.flash_mla"], script.launch
+    kernels: Any = sys.modules["sgl_kernel.flash_mla"]
+    q, k_cache, lengths, width, tiles, splits, scale, indices, table, fp8 = script.launch.values()
     for _ in range(self.layers):
-        kernels.flash_mla_with_kvcache(**launch)  # type: ignore[attr-defined]
+        # Written out as in SGLang: not every interpreter calls alike with ** and by names.
+        kernels.flash_mla_with_kvcache(
+            q=q, k_cache=k_cache, cache_seqlens=lengths, head_dim_v=width,
+            tile_scheduler_metadata=tiles, num_splits=splits, softmax_scale=scale,
+            indices=indices, block_table=table, is_fp8_kvcache=fp8,
+        )  # fmt: skip
     stamps.append(now())
     script.logits.__dict__.update(script.logits_before)
     forward_batch.post_forward_mlp_sync_batch(script.logits)
@@ -305,8 +311,13 @@ def _get_mla_metadata(cache_seqlens: Any) -> Any:
     return made.flashmla_metadata, made.num_splits
 
 
-def _flash_mla_with_kvcache(**launch: Any) -> Any:
-    return launch
+def _flash_mla_with_kvcache(
+    q: Any, k_cache: Any, block_table: Any, cache_seqlens: Any, head_dim_v: int,
+    tile_scheduler_metadata: Any, num_splits: Any = None, softmax_scale: float | None = None,
+    causal: bool = False, descale_q: Any = None, descale_k: Any = None,
+    is_fp8_kvcache: bool = False, indices: Any = None,
+) -> Any:  # fmt: skip
+    return q
 
 
 class _Rehearsal:
