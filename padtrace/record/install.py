@@ -5,7 +5,6 @@ Every target of the table is looked for first; one that is not there is an entry
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -122,7 +121,7 @@ class Installer:
     def _hook_class(self, cls: type, method: str) -> None:
         self._classes.add((cls, method))
         function = vars(cls)[method]
-        if hasattr(function, "__wrapped_by_padtrace__") or not callable(function):
+        if not callable(function):
             return
         name = f"{cls.__name__}.{method}"
         number = self._state.writer.hook(name, "found", f"{cls.__module__}.{cls.__qualname__}")
@@ -250,15 +249,8 @@ def wrap_attribute(holder: Any, name: str, hooked: Around) -> None:
     raw: Any = vars(holder).get(name, _MISSING) if isinstance(holder, type) else _MISSING
     kind = type(raw) if isinstance(raw, (classmethod, staticmethod)) else None
     original = raw.__func__ if kind is not None else getattr(holder, name)
-    if not isinstance(holder, type):
-        setattr(holder, name, bound(hooked, original))
-        return
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return hooked(original, *args, **kwargs)
-
-    setattr(holder, name, kind(wrapper) if kind is not None else wrapper)
+    function = bound(hooked, original)
+    setattr(holder, name, kind(function) if kind is not None else function)
 
 
 _MISSING = object()

@@ -27,7 +27,7 @@ _UPDATED = (
     ("launch", ("count", "failed", "num_splits.rows")),
 )
 _LAYOUT = (
-    4,  # VERSION in the extension
+    5,  # VERSION in the extension
     form.SLOT_BYTES,
     form.SLOT_HEAD.size,
     form.COUNTERS_OFFSET,

@@ -5,7 +5,6 @@
 typedef struct Call Call;
 struct Call {
     PyObject_HEAD
-    vectorcallfunc vectorcall;
     PyObject *(*run)(Call *self, PyObject *original, const Arguments *given);
     HookCore *hook;
     StateCore *state;
@@ -213,21 +212,6 @@ static PyObject *call_watch(Call *self, PyObject *original, const Arguments *giv
     return result;
 }
 
-static PyObject *call_vectorcall(PyObject *callable, PyObject *const *values, size_t flagged,
-                                 PyObject *names)
-{
-    Call *self = (Call *)callable;
-    const Py_ssize_t count = PyVectorcall_NARGS(flagged);
-    if (count < 1) {
-        PyErr_SetString(PyExc_TypeError, "a hook is called with the original first");
-        return NULL;
-    }
-    const Arguments given = {values + 1, count - 1, names};
-    if (self->hook == NULL) /* cleared as part of a cycle, and called once more */
-        return call_with(values[0], &given);
-    return self->run(self, values[0], &given);
-}
-
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *hook, *state, *first, *second, *guard_exit;
@@ -239,7 +223,6 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self = (Call *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->vectorcall = call_vectorcall;
     self->hook = (HookCore *)Py_NewRef(hook);
     self->state = (StateCore *)Py_NewRef(state);
     self->first = Py_NewRef(first);
@@ -261,8 +244,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* packed(original, args, kwargs): the same where the arguments are in a tuple and a dict already.
- */
+/* packed(original, args, kwargs): do what this Call is for. */
 static PyObject *call_packed(Call *self, PyObject *const *given, Py_ssize_t count)
 {
     PyObject *names, *key, *value, *few[FEW], **values = few, *result = NULL;
@@ -290,6 +272,7 @@ static PyObject *call_packed(Call *self, PyObject *const *given, Py_ssize_t coun
         values[by_position + i] = Py_NewRef(value);
     }
     const Arguments all = {values, by_position, names};
+    /* Without a hook it was cleared as part of a cycle, and is called once more. */
     result = self->hook == NULL ? call_with(given[0], &all) : self->run(self, given[0], &all);
     for (Py_ssize_t i = 0; i < named; i++)
         Py_DECREF(values[by_position + i]);
@@ -307,9 +290,7 @@ static PyMethodDef call_methods[] = {
 static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "padtrace.record._native.Call",
     .tp_basicsize = sizeof(Call),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_vectorcall_offset = offsetof(Call, vectorcall),
-    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = call_new,
     .tp_dealloc = (destructor)call_dealloc,
     .tp_traverse = (traverseproc)call_traverse,

@@ -2,7 +2,7 @@
 
 /* ---- what ring_format.py and recording/absent.py say; native.py compares ------------------- */
 
-#define VERSION 4 /* of what is offered to Python: a stale build is then not used */
+#define VERSION 5 /* of what is offered to Python: a stale build is then not used */
 #define SLOT_BYTES 256
 #define HEAD_BYTES 24
 #define PAYLOAD (SLOT_BYTES - HEAD_BYTES)

@@ -127,10 +127,6 @@ static Frame *pad_inputs_enter(Probe *self, const Arguments *given)
         return NULL;
     tokens = given_or_null(given, 2, text_num_tokens);
     bs = given_or_null(given, 3, text_bs);
-    if (PyErr_Occurred())
-        return NULL;
-    Py_XINCREF(tokens);
-    Py_XINCREF(bs);
     outer = state_innermost(self->shared->state);
     if (outer != NULL && outer->kind == PAD_KIND && outer->subject == batch &&
         outer->title != NULL && PyUnicode_CheckExact(outer->title) &&
@@ -144,8 +140,6 @@ static Frame *pad_inputs_enter(Probe *self, const Arguments *given)
         frame->numbers[NUM_TOKENS] = size_code(tokens);
         frame->numbers[BS] = size_code(bs);
     }
-    Py_XDECREF(tokens);
-    Py_XDECREF(bs);
     return outer == NULL ? frame : NULL;
 }
 

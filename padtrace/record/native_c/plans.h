@@ -195,7 +195,7 @@ static PyObject *batch_and_bucket(Probe *self, const Arguments *given, int64_t *
 {
     PyObject *first = given_or_null(given, 1, text_forward_batch), *second, *size;
     *bucket = NOT_OBSERVED_CODE;
-    if (first == NULL && !PyErr_Occurred())
+    if (first == NULL)
         first = given_or_null(given, 1, text_bs);
     if (first == NULL) {
         *bucket = NONE_CODE;
@@ -325,9 +325,9 @@ static Frame *flashmla_enter(Probe *self, const Arguments *given)
     if (plan == NULL || plan->kind != PLAN_KIND)
         return NULL;
     result = given_argument(given, 0, text_result);
-    cache_seqlens = result == NULL ? NULL : given_or_null(given, 2, text_cache_seqlens);
-    if (PyErr_Occurred())
+    if (result == NULL)
         return NULL;
+    cache_seqlens = given_or_null(given, 2, text_cache_seqlens);
     Py_INCREF(plan);
     rows = rows_code(self->shared, cache_seqlens);
     splits = FAILED(rows) ? -1 : num_splits_rows(self->shared, result);
