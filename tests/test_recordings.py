@@ -13,7 +13,12 @@ from padtrace.recording.reader import read
 from padtrace.report.info_view import share_check
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
-FILES = sorted(FOLDER.glob("*.safetensors"))
+# `padtrace record` and `padtrace lab` put theirs beside them, named by the time.
+FILES = [
+    path
+    for path in sorted(FOLDER.glob("*.safetensors"))
+    if not re.match(r"\d{8}-\d{6}-", path.name)
+]
 README = (FOLDER / "README.md").read_text()
 
 

@@ -10,10 +10,9 @@ from padtrace.recording.joining import join
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes, read
 from padtrace.recording.writer import to_bytes
+from tests.test_recordings import FILES, FOLDER
 
-RECORDINGS = Path(__file__).resolve().parents[2] / "recordings"
-CRASH = RECORDINGS / "crash.safetensors"
-SHIPPED = sorted(RECORDINGS.glob("*.safetensors"))
+CRASH = FOLDER / "crash.safetensors"
 
 
 def told(recording: Recording, first: int = 0) -> list[tuple[str, dict[str, object]]]:
@@ -26,7 +25,7 @@ def told(recording: Recording, first: int = 0) -> list[tuple[str, dict[str, obje
     return found
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_one_part_is_itself(path: Path) -> None:
     part = read(path)
     joined = join([part])
@@ -36,7 +35,7 @@ def test_one_part_is_itself(path: Path) -> None:
 
 
 def test_two_parts_follow_each_other_and_can_be_written() -> None:
-    first, second = read(CRASH), read(SHIPPED[1])
+    first, second = read(CRASH), read(FILES[1])
     joined = from_bytes(to_bytes(join([first, second])), "the joined recording")
     processes = first.rows("process")
     assert joined.rows("process") == processes + second.rows("process")
