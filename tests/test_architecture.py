@@ -12,14 +12,25 @@ ROOT = Path(__file__).resolve().parent.parent / "padtrace"
 # Folder (or file) -> folders of padtrace it may import. `errors` and the version are free for all.
 ALLOWED = {
     "errors": set(),
+    "children": set(),
     "recording": {"recording"},
     "contracts": {"contracts", "recording"},
-    "record": {"record", "recording", "contracts/rows"},
-    "replay": {"replay", "recording"},
-    "lab": {"lab"},
-    "explore": {"explore", "replay", "contracts", "recording"},
+    "record": {"record", "recording", "contracts/rows", "children"},
+    "replay": {"replay", "recording", "children"},
+    "lab": {"lab", "children"},
+    "explore": {"explore", "replay", "contracts", "recording", "children"},
     "report": {"report", "explore", "contracts", "recording"},
-    "cli": {"cli", "explore", "report", "record", "lab", "replay", "contracts", "recording"},
+    "cli": {
+        "cli",
+        "explore",
+        "report",
+        "record",
+        "lab",
+        "replay",
+        "contracts",
+        "recording",
+        "children",
+    },
 }
 # What runs inside somebody's server, and what it may import of ours.
 INSIDE_SERVER = {
@@ -100,3 +111,32 @@ def test_what_runs_in_a_server_is_small(path: Path) -> None:
     }  # fmt: skip
     assert not outside, f"{place} imports {sorted(outside)}"
     assert "numpy" not in {name.split(".")[0] for name in _imports(path)}
+
+
+def _reached(place: str) -> set[str]:
+    """Every place of ours that an import of this one brings in, sooner or later."""
+    reached: set[str] = set()
+    waiting = {place}
+    while waiting:
+        place = waiting.pop()
+        reached.add(place)
+        path = ROOT / f"{place}.py"
+        if not path.exists():
+            path = ROOT / place / "__init__.py"
+        if path.exists():
+            waiting |= _ours(path) - reached
+    return reached
+
+
+@pytest.mark.parametrize("inside", [*sorted(INSIDE_SERVER), "lab/plugin", "lab/standins"])
+def test_no_server_starts_processes_of_ours(inside: str) -> None:
+    place = inside if (ROOT / f"{inside}.py").exists() else None
+    places = [place] if place else [_place(path) for path in sorted((ROOT / inside).glob("*.py"))]
+    assert places
+    for place in places:
+        assert "children" not in _reached(place), f"{place} reaches children"
+
+
+def test_processes_are_started_in_one_place() -> None:
+    starters = {_place(path) for path in _modules() if "subprocess" in _imports(path)}
+    assert starters == {"children"}
