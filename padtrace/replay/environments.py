@@ -10,11 +10,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from padtrace import children
 from padtrace.errors import EnvironmentMissingError
 from padtrace.replay.places import cache_folder
 
@@ -84,7 +84,8 @@ def _stated(text: str) -> Path:
             "there is no such program, or it may not be run",
             f"set it to a python that imports torch and transformers, or unset {PYTHON_VARIABLE}",
         )
-    return Path(found)
+    # Of the folder the command was given in; the process runs in another.
+    return Path(found).absolute()
 
 
 def _folder() -> Path:
@@ -102,8 +103,9 @@ def _make(environment: Path, python: Path, say: Say) -> None:
     say(f"making an environment for SGLang in {environment} (once; about 2 GB, some minutes)")
     shutil.rmtree(environment, ignore_errors=True)
     environment.parent.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", str(environment)], "python -m venv")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run(children.python_command(sys.executable, "-m", "venv", str(environment)), "python -m venv")
+    pip = children.python_command(python, "-m", "pip", "install", "--quiet")
+    pip.append("--disable-pip-version-check")
     # An index of CPU builds spares the gigabytes of a CUDA torch; without one, any build serves.
     index = os.environ.get(TORCH_INDEX_VARIABLE)
     say(f"installing {TORCH}")
@@ -115,12 +117,13 @@ def _make(environment: Path, python: Path, say: Say) -> None:
 
 
 def _run(command: list[str], what: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    said: list[str] = []
+    code = children.run(command, said.append, environment=children.python_environment(os.environ))
+    if code:
+        lines = [line for line in said if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
         raise EnvironmentMissingError(
             f"the environment for SGLang could not be made: {what} failed",
-            errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}",
+            errors[-1].removeprefix("ERROR: ") if errors else f"exit code {code}",
             f"connect to the network and try again, or set {PYTHON_VARIABLE}",
         )

@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 import padtrace
+from padtrace.children import Child, Pipes, python_command, python_environment
 from padtrace.errors import EnvironmentMissingError
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
@@ -29,11 +28,12 @@ from padtrace.replay import (
     shares,
     visible_devices,
 )
-from padtrace.replay.last_words import LastWords
 
 Progress = Callable[[int, int, str], None]
 
 _WORKER = "padtrace.replay.worker"
+_END_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,11 @@ class Worker:
 
     def __init__(self, release: releases.Release, python: Path, progress: Progress) -> None:
         self.release = release
-        self._process = subprocess.Popen(
-            [str(python), "-u", "-m", _WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(python),
-            # The caller's folder may hold a file that would shadow a module of the worker.
-            cwd=tempfile.gettempdir(),
+        self._child = Child(
+            python_command(python, "-u", "-m", _WORKER),
+            environment=_environment(),
+            streams=Pipes(),
         )
-        self._last_words = LastWords(_stream(self._process.stderr))
         root = None if release.root is None else str(release.root)
         self._send(protocol.Start(name=release.name, root=root))
         ready = self._receive(protocol.Ready, progress)
@@ -94,32 +89,27 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._child.alive
 
     def close(self) -> None:
         """Ask the worker to end, and make it."""
         with contextlib.suppress(OSError, ValueError, EnvironmentMissingError):
             self._send(protocol.Stop())
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        for stream in (self._child.incoming, self._child.outgoing):
+            with contextlib.suppress(OSError):
+                stream.close()
+        self._child.end(patience=_END_SECONDS, grace=_GRACE_SECONDS)
 
     def _send(self, message: protocol.Request) -> None:
         try:
-            protocol.send(_stream(self._process.stdin), message)
+            protocol.send(self._child.incoming, message)
         except OSError:
             raise self._died() from None
 
     def _receive(self, wanted: type[Any], progress: Progress) -> Any:
         while True:
             try:
-                message = protocol.receive(_stream(self._process.stdout), *protocol.RESPONSES)
+                message = protocol.receive(self._child.outgoing, *protocol.RESPONSES)
             except (EOFError, msgspec.MsgspecError, OSError):
                 raise self._died() from None
             if isinstance(message, protocol.Progress):
@@ -130,10 +120,10 @@ class Worker:
                 return message
 
     def _died(self) -> EnvironmentMissingError:
-        code = self._process.wait()
+        code = self._child.end(patience=_END_SECONDS)
         return EnvironmentMissingError(
             f"the replay worker for SGLang {self.release.name} died (exit code {code})",
-            self._last_words.text(),
+            self._child.last_words(),
             "`padtrace doctor --sglang ...` shows what this SGLang offers",
         )
 
@@ -204,6 +194,8 @@ def worker_for(
     key = (release, python, number)
     worker = _workers.get(key)
     if worker is None or not worker.alive:
+        if worker is not None:
+            worker.close()
         worker = _workers[key] = Worker(release, python, progress)
     return worker
 
@@ -243,7 +235,7 @@ def recorded_release(recording: Recording) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-def _environment(python: Path) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """The worker's variables: padtrace on its path, recording off, the GPUs handed on."""
     variables = {
         name: value
@@ -251,29 +243,24 @@ def _environment(python: Path) -> dict[str, str]:
         if name not in ("PADTRACE_RECORD", "PADTRACE_LAB", "SGLANG_ENABLE_CP_V2")
     }
     visible_devices.hand_on(variables)
-    variables["PYTHONPATH"] = str(_package_parent(python))
-    return variables
+    return python_environment(variables, _package_folder())
 
 
 _own_path: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def _package_parent(python: Path) -> Path:
-    """A folder that holds the package padtrace, and nothing that another interpreter must not
-    see: beside an installed padtrace lie the packages of this interpreter."""
-    parent = Path(padtrace.__file__).resolve().parent.parent
-    if python == Path(sys.executable) or not (parent / "numpy").exists():
-        return parent
+def _package_folder() -> Path:
+    """A folder that holds the package padtrace, and nothing else that a worker could import.
+
+    Beside an installed padtrace lie the packages of this interpreter, which another must not see;
+    beside a checkout lies whatever somebody put there.
+    """
     if not _own_path:
         folder: tempfile.TemporaryDirectory[str] = tempfile.TemporaryDirectory(prefix="padtrace-")
-        (Path(folder.name) / "padtrace").symlink_to(parent / "padtrace")
+        package = Path(padtrace.__file__).resolve().parent
+        (Path(folder.name) / "padtrace").symlink_to(package)
         _own_path.append(folder)
     return Path(_own_path[0].name)
-
-
-def _stream(stream: IO[bytes] | None) -> Any:
-    assert stream is not None
-    return stream
 
 
 def _silent(done: int, total: int, text: str) -> None:

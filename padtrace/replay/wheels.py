@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import importlib.util
+import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from padtrace import children
 from padtrace.errors import EnvironmentMissingError
 
 MANIFEST = "padtrace-manifest.json"
@@ -123,13 +123,11 @@ def _download(requirement: str, folder: Path, python: Path, say: Say) -> Path:
 
 
 def _pip(python: Path) -> list[str]:
-    if importlib.util.find_spec("pip") is not None and python == Path(sys.executable):
-        return [sys.executable, "-m", "pip"]
-    probe = subprocess.run(
-        [str(python), "-m", "pip", "--version"], capture_output=True, check=False
-    )
-    if probe.returncode == 0:
-        return [str(python), "-m", "pip"]
+    # A stated interpreter may be a 3.10, which knows no -P; its private folder does the same.
+    own = python == Path(sys.executable)
+    pip = [*(children.python_command(python) if own else [str(python)]), "-m", "pip"]
+    if children.run([*pip, "--version"], _ignored, environment=_environment()) == 0:
+        return pip
     raise EnvironmentMissingError(
         "SGLang cannot be fetched: there is no pip",
         f"{python} -m pip does not run",
@@ -138,18 +136,24 @@ def _pip(python: Path) -> list[str]:
 
 
 def _run(command: list[str], requirement: str, say: Say) -> tuple[int, list[str]]:
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
-    assert process.stdout is not None
     lines: list[str] = []
-    for line in process.stdout:
+
+    def on_line(line: str) -> None:
         words = line.split()
         if len(words) == 4 and words[0] == "Progress" and words[2] == "of":
             say(f"fetching {requirement}: {_share(words[1], words[3])}")
         elif line.strip():
             lines.append(line.strip())
-    return process.wait(), lines
+
+    return children.run(command, on_line, environment=_environment()), lines
+
+
+def _environment() -> dict[str, str]:
+    return children.python_environment(os.environ)
+
+
+def _ignored(line: str) -> None:
+    return None
 
 
 def _share(done: str, total: str) -> str:

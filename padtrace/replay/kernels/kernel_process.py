@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from typing import IO, Any, TypeVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+import padtrace
+from padtrace.children import Child, Pipes, python_command, python_environment
 from padtrace.errors import EnvironmentMissingError, PadtraceError
 from padtrace.replay import protocol, visible_devices
 from padtrace.replay.kernels.launch import LaunchResult
 from padtrace.replay.kernels.launch_shapes import LaunchLimits, LaunchShapes, Outcome
 from padtrace.replay.kernels.messages import MAX_FRAME_BYTES, Available, Judged, Launch
-from padtrace.replay.last_words import LastWords
 
 _MODULE = "padtrace.replay.kernels.process"
 # A first import of torch with CUDA and of a wheel of kernels from a cold disk takes a minute.
@@ -60,8 +60,7 @@ class KernelProcess:
         command: Sequence[str] | None = None,
         launch_seconds: float = _LAUNCH_SECONDS,
     ) -> None:
-        # -P: the folder it runs in may hold a file that would shadow a module.
-        own = (sys.executable, "-P", "-u", "-m", _MODULE, kind, version)
+        own = python_command(sys.executable, "-u", "-m", _MODULE, kind, version)
         self._command = tuple(command or own)
         self._seconds = launch_seconds
         self._ends = 0
@@ -155,19 +154,9 @@ class _Process:
     """One process, from its start to its end."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(),
-        )
-        self._incoming = _stream(self._process.stdin)
-        self._outgoing = _stream(self._process.stdout)
-        self._last_words = LastWords(_stream(self._process.stderr))
-        self._late = 0.0
+        self._child = Child(command, environment=_environment(), streams=Pipes())
         try:
-            with self._within(_START_SECONDS):
+            with self._child.within(_START_SECONDS):
                 self.found = self._receive(Available)
         except _EndedError as ended:
             raise EnvironmentMissingError(
@@ -179,11 +168,11 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
-        return not self._late and self._process.poll() is None
+        return not self._child.late and self._child.alive
 
     def ask(self, launch: Launch, seconds: float) -> Judged:
         """One launch, one answer.
@@ -192,38 +181,19 @@ class _Process:
             _EndedError: there came none.
             PadtraceError: the process refuses the message.
         """
-        with self._within(seconds):
+        with self._child.within(seconds):
             # A process that died unasked shows in the answer, which does not come.
             with contextlib.suppress(OSError, ValueError):
-                protocol.send(self._incoming, launch)
+                protocol.send(self._child.incoming, launch)
             return self._receive(Judged)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._incoming, self._outgoing):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-    @contextlib.contextmanager
-    def _within(self, seconds: float) -> Iterator[None]:
-        """Kill the process where the block takes longer, which ends every wait for it."""
-        timer = threading.Timer(seconds, self._too_late, (seconds,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _too_late(self, seconds: float) -> None:
-        self._late = seconds
-        self._process.kill()
+        self._child.end()
 
     def _receive(self, wanted: type[_Answer]) -> _Answer:
         kinds: tuple[type[_Answer | protocol.Failed], ...] = (wanted, protocol.Failed)
         try:
-            answer = protocol.receive(self._outgoing, *kinds, limit=MAX_FRAME_BYTES)
+            answer = protocol.receive(self._child.outgoing, *kinds, limit=MAX_FRAME_BYTES)
         except (EOFError, OSError):
             raise self._ended() from None
         except (msgspec.MsgspecError, ValueError) as error:
@@ -234,33 +204,28 @@ class _Process:
         return answer
 
     def _ended(self) -> _EndedError:
-        code: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(timeout=_END_SECONDS)
-        self.close()
-        words = self._last_words.text()
-        if self._late:
-            return _EndedError("interrupted", f"no answer within {self._late:g} seconds; {words}")
-        if code is None:
+        stayed = self._child.wait(_END_SECONDS) is None
+        number = self._child.killed_by
+        code = self._child.end()
+        words = self._child.last_words()
+        if self._child.late:
+            seconds = self._child.late
+            return _EndedError("interrupted", f"no answer within {seconds:g} seconds; {words}")
+        if stayed:
             return _EndedError("interrupted", f"it closed its output and stayed; {words}")
-        if -code in _FROM_OUTSIDE:
-            name = signal.Signals(-code).name
+        if number in _FROM_OUTSIDE:
+            name = signal.Signals(number).name
             return _EndedError("interrupted", f"killed from outside by {name}; {words}")
-        return _EndedError("ended", f"{_exit(code)}; {words}")
+        return _EndedError("ended", f"{_exit(code, number)}; {words}")
 
 
-def _stream(stream: IO[bytes] | None) -> Any:
-    assert stream is not None
-    return stream
-
-
-def _exit(code: int) -> str:
-    if code >= 0:
+def _exit(code: int, number: int | None) -> str:
+    if number is None:
         return f"exit code {code}"
     try:
-        return f"by {signal.Signals(-code).name}"
+        return f"by {signal.Signals(number).name}"
     except ValueError:
-        return f"by signal {-code}"
+        return f"by signal {number}"
 
 
 def _environment() -> dict[str, str]:
@@ -268,4 +233,5 @@ def _environment() -> dict[str, str]:
     visible_devices.restore(variables)
     # The worker interprets Triton's kernels, for it sees no GPU.
     variables.pop("TRITON_INTERPRET", None)
-    return variables
+    # In a worker this is the folder that holds padtrace alone.
+    return python_environment(variables, Path(padtrace.__file__).parent.parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 import time
 from typing import Any, BinaryIO
 
@@ -18,6 +19,8 @@ _INCOMPLETE = "padtrace's own base environment has everything: unset PADTRACE_RE
 def main() -> int:
     """Serve requests until `Stop` or the end of stdin; returns the exit code."""
     incoming, outgoing = protocol.take_streams()
+    # Its folder is private and goes with it; what it makes and starts shall go there as well.
+    tempfile.tempdir = os.getcwd()
     try:
         start = protocol.receive(incoming, protocol.Start)
         release = _import(start, outgoing)
