@@ -232,7 +232,8 @@ def replay(
         typer.Option(
             "--sglang",
             metavar="VERSION|PATH",
-            help="A release, a checkout, or 'installed'; by default what the file names.",
+            help="A release, a folder (./0.5.18 is one), or 'installed'; by default the version "
+            "that the file names. It is executed.",
         ),
     ] = None,
     kernels: Annotated[
@@ -249,7 +250,11 @@ def replay(
     known: Known = None,
     json: Json = False,
 ) -> None:
-    """Run the recorded decisions again through real SGLang, compare and check."""
+    """Run the recorded decisions again through real SGLang, compare and check.
+
+    This executes the SGLang that is named, on this machine. A recording can name a version, which is
+    fetched as that release; a path or 'installed' comes from this command line alone.
+    """
     from padtrace.report import replay_view
 
     loaded, reports = _read(recording), _known(known)
@@ -306,7 +311,10 @@ def across(
     known: Known = None,
     json: Json = False,
 ) -> None:
-    """Replay a recording on many SGLang releases: first bad, first good, what changed."""
+    """Replay a recording on many SGLang releases: first bad, first good, what changed.
+
+    This executes each of these releases, on this machine.
+    """
     from padtrace.explore.across import across as replay_across
     from padtrace.replay.releases import TESTED
     from padtrace.report import across_view, json_output, verdicts
@@ -547,7 +555,10 @@ def lab(
         bool, typer.Option("--fix-30642", help="Counter-test: align as sglang#30642 proposes.")
     ] = False,
 ) -> None:
-    """Run a real SGLang server on this machine's CPU; arguments after -- go to the server."""
+    """Run a real SGLang server on this machine's CPU; arguments after -- go to the server.
+
+    It runs in a private folder of its own, so paths among its arguments must be absolute.
+    """
     from padtrace.lab import environment, launcher
     from padtrace.replay import releases
 

@@ -18,6 +18,7 @@ from padtrace.errors import EnvironmentMissingError, UsageError
 from padtrace.explore.across import forwards_of
 from padtrace.explore.make import Plan, make
 from padtrace.recording.model import Recording
+from padtrace.replay.releases import as_version
 
 Progress = Callable[[str], None]
 
@@ -126,13 +127,21 @@ def load(path: Path) -> Corpus:
         UsageError: it cannot be read or is none.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Corpus)
+        found = msgspec.json.decode(path.read_bytes(), type=Corpus)
     except OSError as error:
         raise UsageError(f"cannot read {path}", f"{error.strerror}", "check the path") from error
     except msgspec.MsgspecError as error:
         raise UsageError(
             f"{path} is no corpus", str(error), "see recordings/corpus/README.md for its keys"
         ) from error
+    for name in {*found.releases, *(name for case in found.cases for name in case.expected)}:
+        if as_version(name) is None:
+            raise UsageError(
+                f"{path} names a release that is no version",
+                f"it names {name[:64]!a}; a file never chooses a path",
+                "name releases such as 0.5.18",
+            )
+    return found
 
 
 def run(corpus: Corpus, releases: Sequence[str], *, progress: Progress) -> Result:

@@ -14,7 +14,12 @@ from padtrace.replay.places import cache_folder, release_folders
 
 INSTALLED = "installed"
 TESTED = ("0.5.12", "0.5.15", "0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23")
-_VERSION = re.compile(r"v?(\d+(\.\d+)+([a-z.]*\d+)*(\+[a-z0-9.]+)?)", re.IGNORECASE)
+# Numbers, then parts such as rc1 or .post2, then a local part; each character has one place in it,
+# so a hostile text costs no time.
+_VERSION = re.compile(
+    r"v?([0-9]+(?:\.[0-9]+)+(?:\.?[a-z]+\.?[0-9]+)*(?:\+[a-z0-9.]+)?)", re.IGNORECASE | re.ASCII
+)
+_MAX_VERSION_LENGTH = 64
 
 Say = Callable[[str], None]
 
@@ -52,12 +57,17 @@ class Listed:
 def resolve(sglang: str | Path | None, recorded: str | None, say: Say) -> Release:
     """The SGLang that `--sglang` means; fetched if it is a release that is not here.
 
+    What this gives is executed. A recording therefore chooses a release by its version and no more;
+    a folder, or the interpreter's own SGLang, is for the one who runs the command to name.
+
     Args:
-        sglang: a version, a path, "installed", or None for the release that was recorded.
+        sglang: a version, a path, "installed", or None for the release that was recorded. A version
+            is the release, whatever folder is called so; a `Path` is always a folder.
         recorded: the version that the recording names.
 
     Raises:
-        UsageError: neither says anything, or the path holds no SGLang.
+        UsageError: neither says anything, the recording names no version, or the path holds no
+            SGLang.
         EnvironmentMissingError: the release cannot be had.
     """
     if sglang is None:
@@ -67,15 +77,20 @@ def resolve(sglang: str | Path | None, recorded: str | None, say: Say) -> Releas
                 "the recording names no release (it was made, not recorded)",
                 "add --sglang VERSION, for instance --sglang 0.5.18",
             )
-        sglang = recorded
-    text = str(sglang)
-    if text == INSTALLED:
-        return Release(INSTALLED, None, INSTALLED)
-    found = _VERSION.fullmatch(text)
-    if found and not Path(text).exists():
-        version = found[1]
-        return Release(version, here(version) or fetch(version, say=say), "wheel")
-    return Release(text, _root_of(Path(text).expanduser()))
+        return _of_version(_recorded_version(recorded), say)
+    if isinstance(sglang, str):
+        if sglang == INSTALLED:
+            return Release(INSTALLED, None, INSTALLED)
+        version = as_version(sglang)
+        if version is not None:
+            return _of_version(version, say)
+    return Release(str(sglang), _root_of(Path(sglang).expanduser()))
+
+
+def as_version(text: str) -> str | None:
+    """The version that a text is, without a leading v; None if it is none."""
+    found = _VERSION.fullmatch(text) if len(text) <= _MAX_VERSION_LENGTH else None
+    return found[1] if found else None
 
 
 def here(version: str) -> Path | None:
@@ -92,10 +107,10 @@ def fetch(version: str, *, say: Say = lambda text: None) -> Path:
     Raises:
         EnvironmentMissingError: with pip's reason.
     """
-    version = version.removeprefix("v")
-    if not _VERSION.fullmatch(version):
+    stated, version = version, as_version(version) or ""
+    if not version:
         raise UsageError(
-            f"{version!r} is no version",
+            f"{stated!r} is no version",
             "a release is named by numbers, such as 0.5.18",
             "`padtrace releases` lists those that padtrace is tested with",
         )
@@ -156,7 +171,7 @@ def _cache() -> Path:
 def _cached_folder(version: str) -> Path:
     folder = _cache() / version
     # A version is one name: no path leads out of the cache.
-    if not _VERSION.fullmatch(version) or not _holds(folder):
+    if as_version(version) is None or not _holds(folder):
         raise EnvironmentMissingError(
             f"SGLang {version} is not in padtrace's cache",
             f"looked in {_cache()}",
@@ -169,6 +184,22 @@ def _holds(folder: Path) -> bool:
     return (folder / "sglang" / "srt").is_dir()
 
 
+def _of_version(version: str, say: Say) -> Release:
+    return Release(version, here(version) or fetch(version, say=say), "wheel")
+
+
+def _recorded_version(recorded: str) -> str:
+    version = as_version(recorded)
+    if version is None:
+        raise UsageError(
+            "the release that the recording names is no version",
+            f"it names {recorded[:_MAX_VERSION_LENGTH]!a}; "
+            "a recording never chooses a path or the SGLang of this machine",
+            "say which SGLang to run: --sglang VERSION, or --sglang PATH for one you trust",
+        )
+    return version
+
+
 def _root_of(path: Path) -> Path:
     """The folder to import from: of an unpacked wheel, a checkout, or the package itself."""
     for candidate in (path, path / "python", path.parent):
@@ -178,7 +209,7 @@ def _root_of(path: Path) -> Path:
     raise UsageError(
         f"--sglang {path} is no SGLang",
         why,
-        "give a version, an unpacked wheel, a checkout, or `installed`",
+        "give a version (always the release), a folder (./0.5.18 is one), or `installed`",
     )
 
 

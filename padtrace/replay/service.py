@@ -145,7 +145,8 @@ def replay(
     The worker stays for further calls with the same SGLang, since an import takes seconds.
 
     Args:
-        sglang: a version, a path, "installed", or None for the release the recording names.
+        sglang: a version, a path, "installed", or None for the release the recording names. It is
+            executed; see `releases.resolve` for what a recording can name.
         kernels: "off", "auto", "reference" or "cuda".
         chains: whether lengths carry the arithmetic that made them.
         jobs: how many workers may share the recorded processes; None for as many as pay.

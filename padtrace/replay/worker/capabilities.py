@@ -173,11 +173,13 @@ class Capabilities:
         return import_or_none(_SRT + "layers.cp.utils")
 
     def spec_class(self, name: str) -> Any:
-        """The class of a speculative input, by the name that was recorded."""
+        """The class of a speculative input, by the name that was recorded; nothing else of SGLang
+        can be named by a recording."""
         for module_name in ("speculative.eagle_info", "speculative.ngram_info"):
             module = import_or_none(_SRT + module_name)
-            if module is not None and hasattr(module, name):
-                return getattr(module, name)
+            found = getattr(module, name, None)
+            if isinstance(found, type) and "SpecInput" in {kind.__name__ for kind in found.mro()}:
+                return found
         return None
 
     def table(self) -> dict[str, str | None]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from padtrace.errors import BadRecordingError
 from padtrace.recording.absent import Absent
 from padtrace.recording.facts import Facts, WorkerFacts
 from padtrace.recording.model import Value
@@ -283,4 +284,9 @@ def _rows_or_absent(value: Any) -> Value:
 
 
 def _dtype(name: str | None) -> Any:
-    return getattr(torch, (name or "torch.float8_e4m3fn").removeprefix("torch."))
+    found = getattr(torch, (name or "torch.float8_e4m3fn").removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise BadRecordingError(
+            "the recording names a dtype that torch does not have", f"kv_cache_dtype is {name!a}"
+        )
+    return found
