@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, overload
 
 from padtrace.errors import EnvironmentMissingError, UsageError
 
@@ -177,6 +177,12 @@ class Child:
         code = self._process.poll()
         return -code if code is not None and code < 0 else None
 
+    @overload
+    def wait(self) -> int: ...
+
+    @overload
+    def wait(self, seconds: float) -> int | None: ...
+
     def wait(self, seconds: float | None = None) -> int | None:
         """The exit code as `poll` gives it, or None if it still runs after `seconds`."""
         try:
@@ -251,7 +257,6 @@ class Child:
             self.wait(grace)
         self.kill()
         code = self.wait()
-        assert code is not None
         if self._reader is not None:
             self._reader.drain()
         for stream in (self._process.stdin, self._process.stdout):
@@ -304,9 +309,7 @@ def run(
         on_line: gets each line of its output, stdout and stderr in one.
     """
     with Child(command, environment=environment, streams=Lines(on_line), session=True) as child:
-        code = child.wait()
-    assert code is not None
-    return code
+        return child.wait()
 
 
 def answer(
@@ -323,7 +326,6 @@ def answer(
             output: bytes = child.outgoing.read()
             code = child.wait()
         words = child.last_words()
-    assert code is not None
     return code, output, f"no answer within {child.late:g} seconds" if child.late else words
 
 

@@ -252,8 +252,8 @@ def replay(
 ) -> None:
     """Run the recorded decisions again through real SGLang, compare and check.
 
-    This executes the SGLang that is named, on this machine. A recording can name a version, which is
-    fetched as that release; a path or 'installed' comes from this command line alone.
+    This executes the SGLang that is named, on this machine. A recording can name a version, which
+    is fetched as that release; a path or 'installed' comes from this command line alone.
     """
     from padtrace.report import replay_view
 
@@ -427,7 +427,7 @@ def _record(arguments: list[str], *, ring: str, values: str = "64M", **options: 
         arguments,
         ring_bytes=_usage(settings.parse_size, ring, "write --ring like 64M or 1G"),
         values_bytes=_usage(settings.parse_size, values, "write --values like 64M or 1G"),
-        callbacks=launcher.Callbacks(view.line, view.status, view.first_error),
+        callbacks=launcher.Callbacks(view.line, view.status, view.first_error, view.started),
         **options,
     )
     view.ended(result)
@@ -580,6 +580,7 @@ def lab(
         ring=ring,
         until_error=until_error,
         environment=setup.environment(os.environ),
+        private=True,
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from padtrace.children import python_environment
 from padtrace.errors import EnvironmentMissingError, UsageError
 
 LabModel = Literal["dsa", "dense"]
@@ -85,7 +86,8 @@ def lab_environment(
     """The environment of a lab server, from the one it is started in.
 
     Args:
-        base_env: usually `os.environ`; what it says of SGLANG_* and padtrace stays.
+        base_env: usually `os.environ`; what it says of SGLANG_* and padtrace stays, its PYTHONPATH
+            does not.
         sglang_root: an unpacked wheel or a checkout; None for the SGLang of the interpreter.
         ranks: processes that run a model (the tensor-parallel size of the server).
         real_indexer: run SGLang's own DSA indexer on stand-in kernels; otherwise a stub.
@@ -96,13 +98,10 @@ def lab_environment(
     """
     if ranks < 1:
         raise UsageError(f"a server cannot have {ranks} ranks", hint="Give --tp 1 or more.")
-    environment = {**base_env, **_SWITCHES}
+    path = [SITE] if sglang_root is None else [_python_root(sglang_root), SITE]
+    environment = python_environment({**base_env, **_SWITCHES}, *path)
     # Without cached bytecode every one of the 4 to 12 processes compiles SGLang anew.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    path = [str(SITE), *filter(None, [base_env.get("PYTHONPATH")])]
-    if sglang_root is not None:
-        path.insert(0, str(_python_root(sglang_root)))
-    environment["PYTHONPATH"] = os.pathsep.join(path)
     # SGLang wants one entry per rank, also where ranks share a core.
     available = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
     bound = (str(available[rank % len(available)]) for rank in range(ranks))

@@ -3,12 +3,10 @@
 Talks to 127.0.0.1 only. See `padtrace.lab.environment` for what the server is started with.
 """
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -19,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from padtrace.children import Child, Log, python_command
 from padtrace.errors import EnvironmentMissingError
 from padtrace.lab.environment import LabSetup
 
@@ -50,7 +49,7 @@ class LabServerError(EnvironmentMissingError):
     """The lab server did not start, or is gone."""
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path, timeout: float) -> Outcome:
+def wait_until_ready(process: Child, log_path: Path, timeout: float) -> Outcome:
     """Wait until the server says it serves, ends, or `timeout` seconds have passed."""
     started = time.monotonic()
     while True:
@@ -59,7 +58,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], log_path: Path, timeout: 
         if _READY in log:
             return Outcome("ready", seconds)
         if process.poll() is not None or _CRASHED in log:
-            _wait_for_end(process, _LAST_WORDS_SECONDS)
+            process.wait(_LAST_WORDS_SECONDS)
             return Outcome("died", seconds, reason_of_death(_read(log_path)))
         if seconds > timeout:
             return Outcome("timeout", seconds, f"not ready after {timeout:.0f} s")
@@ -112,16 +111,21 @@ class LabServer:
         Args:
             log_path: file for the output of all its processes; replaced.
             python: interpreter with padtrace and SGLang's packages.
-            extra_environment: further variables, such as a recorder's.
+            extra_environment: further variables, such as a recorder's; what it has for PYTHONPATH
+                comes after the lab's own.
         """
         self.port = setup.port
         self.log_path = log_path
-        self.command = [python, "-m", "sglang.launch_server", *setup.arguments()]
-        self.environment = setup.environment({**os.environ, **(extra_environment or {})})
-        self._process: subprocess.Popen[bytes] | None = None
+        self.command = python_command(python, "-m", "sglang.launch_server", *setup.arguments())
+        extra = dict(extra_environment or {})
+        path = extra.pop("PYTHONPATH", "")
+        self.environment = setup.environment({**os.environ, **extra})
+        if path:
+            self.environment["PYTHONPATH"] += os.pathsep + path
+        self._process: Child | None = None
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Child:
         """The server's first process, leader of the group all others belong to."""
         if self._process is None:
             raise LabServerError("the lab server was not started", hint="Use it in a with block.")
@@ -141,15 +145,9 @@ class LabServer:
 
     def start(self) -> None:
         """Start the server in a session of its own, so that `stop` reaches all its processes."""
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = Child(
+            self.command, environment=self.environment, streams=Log(self.log_path), session=True
+        )
 
     def wait_until_ready(self, timeout: float = 300.0) -> Outcome:
         """See the function `wait_until_ready`."""
@@ -160,7 +158,7 @@ class LabServer:
         started = time.monotonic()
         while (seconds := time.monotonic() - started) <= timeout:
             if self.process.poll() is not None or _CRASHED in _read(self.log_path):
-                _wait_for_end(self.process, _LAST_WORDS_SECONDS)
+                self.process.wait(_LAST_WORDS_SECONDS)
                 return Outcome("died", seconds, reason_of_death(_read(self.log_path)))
             time.sleep(_POLL_SECONDS)
         return Outcome("ready", seconds)
@@ -207,10 +205,9 @@ class LabServer:
         gracefully: ask by SIGTERM first, which SGLang takes 5 s and more to follow.
         """
         if gracefully:
-            _signal_group(self.process.pid, signal.SIGTERM)
-            _wait_for_end(self.process, _STOP_SECONDS)
-        _signal_group(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
+            self.process.signal_all(signal.SIGTERM)
+            self.process.wait(_STOP_SECONDS)
+        return self.process.end()
 
 
 def run_lab(
@@ -247,16 +244,3 @@ def _read(log_path: Path) -> str:
         return log_path.read_text(errors="replace")
     except FileNotFoundError:
         return ""
-
-
-def _wait_for_end(process: subprocess.Popen[bytes], timeout: float) -> bool:
-    try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _signal_group(leader: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of it has ended
-        os.killpg(leader, number)

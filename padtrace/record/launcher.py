@@ -1,19 +1,19 @@
 """`padtrace record`: start SGLang's server with the recorder on, seal when it ends.
 
-The server is the same `python -m sglang.launch_server` as without padtrace, with some environment
-variables more; what is recorded lies in its rings, so it does not matter how it ends.
+The server is the same `python -m sglang.launch_server` as without padtrace, in the same folder,
+with some environment variables more; what is recorded lies in its rings, so it does not matter how
+it ends. Its output goes to a log that it writes itself and that is followed here, so it does not
+matter to the server how this process ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from padtrace import children
+from padtrace.children import Log, python_command, python_environment
 from padtrace.errors import EnvironmentMissingError, PadtraceError, UsageError
 from padtrace.record import settings
 from padtrace.record.redact import redact_arguments, redact_text
@@ -30,7 +32,9 @@ from padtrace.record.status import Status, StatusReader
 from padtrace.recording import writer
 
 _MODULE = "sglang.launch_server"
+LOG_NAME = "server.log"
 _PLUGIN = "padtrace"
+_PROBE_SECONDS = 60.0
 _PLUGINS_VARIABLE = "SGLANG_PLUGINS"
 _PROBE = """
 import importlib.metadata, importlib.util, json
@@ -68,6 +72,7 @@ class RecordResult:
         sealed: what sealing had to say; None if nothing could be sealed.
         problem: why nothing could be sealed.
         rings: the folder of the rings, where it was kept.
+        log: what the server wrote, where it was kept: beside rings that were.
         next_command: what to run next.
         first_error: see `FirstError`; None if no error was seen while the server ran.
     """
@@ -80,6 +85,7 @@ class RecordResult:
     rings: Path | None
     next_command: str
     first_error: FirstError | None = None
+    log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +98,25 @@ class StopAfter:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the caller wants to hear; all from the main thread except `line`."""
+    """What the caller wants to hear; all from the main thread except `line`.
+
+    `started` gets the folder of the rings and the server's log, which outlive a SIGKILL of this
+    process; without `line` the server writes to where this process writes, and there is no log.
+    """
 
     line: Callable[[str], None] | None = None
     status: Callable[[Status], None] | None = None
     first_error: Callable[[FirstError], None] | None = None
+    started: Callable[[Path, Path | None], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How an interpreter is started: its command, its variables, its folder (None: private)."""
+
+    python: list[str]
+    environment: dict[str, str]
+    folder: Path | None
 
 
 def parse_server_arguments(text: str) -> list[str]:
@@ -148,6 +168,7 @@ def run_record(
     until_error: bool = False,
     callbacks: Callbacks | None = None,
     poll_seconds: float = 1.0,
+    private: bool = False,
 ) -> RecordResult:
     """Run a server to its end under the recorder and seal one recording into `out`.
 
@@ -160,6 +181,9 @@ def run_record(
         stop_after: end the server then.
         until_error: end the server after the first error.
         poll_seconds: how often the rings are looked at.
+        private: the server is padtrace's own and not the user's: it runs in a private folder and
+            imports nothing from where it runs. The user's own keeps the folder, the paths among its
+            arguments and the module path that it has without padtrace.
 
     Raises:
         UsageError: `out` cannot be written, or a setting makes no sense.
@@ -179,18 +203,20 @@ def run_record(
         **_allowed_plugins(base),
     }
     _check_settings(variables)
-    _check_interpreter(python, base)
-    folder = _make_ring_folder(rings or out)
-    variables[settings.FOLDER] = str(folder)
-    command = [python, "-m", _MODULE, *server_arguments]
-    job = _Job(folder, run, out / _file_name(server_arguments), _about(command, tier))
+    place = _place(python, {**base, **variables}, private)
+    _check_interpreter(place)
+    about = _about([python, "-m", _MODULE, *server_arguments], tier)
+    job = _Job(_make_folders(out, rings), run, out / _file_name(server_arguments), about)
+    place.environment[settings.FOLDER] = str(job.folder)
+    log = None if callbacks.line is None else Log(job.log, callbacks.line)
     try:
-        server = ServerProcess(command, {**base, **variables}, callbacks.line)
-    except OSError as error:
-        folder.rmdir()
-        raise EnvironmentMissingError(
-            f"cannot start {python}", str(error.strerror), "choose another interpreter"
-        ) from error
+        command = [*place.python, "-m", _MODULE, *server_arguments]
+        server = ServerProcess(command, place.environment, log, place.folder)
+    except PadtraceError:
+        job.remove_folders()
+        raise
+    if callbacks.started is not None:
+        callbacks.started(job.folder, None if log is None else log.path)
     with server.forwarding_signals():
         code = _watch(server, job, callbacks, stop_after, until_error, poll_seconds)
         server.finish()
@@ -200,9 +226,12 @@ def run_record(
 class _Job:
     """The rings of one run on their way to one file."""
 
-    def __init__(self, folder: Path, run: str, target: Path, about: dict[str, Any]) -> None:
-        self.folder, self.run, self.target = folder, run, target
-        self.about = about
+    def __init__(
+        self, folders: tuple[Path, Path], run: str, target: Path, about: dict[str, Any]
+    ) -> None:
+        self.folder, log_folder = folders
+        self.log = log_folder / LOG_NAME
+        self.run, self.target, self.about = run, target, about
         self.first_error: FirstError | None = None
         self._written = False
 
@@ -241,24 +270,39 @@ class _Job:
             return self._unsealed(code, problem)
         rings: Path | None = self.folder
         if not sealed.damaged:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.remove_folders()
             rings = None
         following = f"padtrace diff {shlex.quote(str(self.target))}"
         return RecordResult(
-            code, self.target, size, sealed, None, rings, following, self.first_error
+            code,
+            self.target,
+            size,
+            sealed,
+            None,
+            rings,
+            following,
+            self.first_error,
+            self.log if rings is not None and self.log.exists() else None,
         )
 
+    def remove_folders(self) -> None:
+        """Of the rings and of the log, which was passed on."""
+        for folder in {self.folder, self.log.parent}:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def _unsealed(self, code: int, problem: PadtraceError) -> RecordResult:
-        with contextlib.suppress(OSError):
-            # Goes only if it is empty.
-            self.folder.rmdir()
+        if not {*self.folder.iterdir()} - {self.log}:
+            self.remove_folders()
         early = self.first_error.recording if self.first_error is not None else None
         if not self.folder.exists():
             return RecordResult(code, None, 0, None, problem, None, "padtrace doctor")
         following = (
             f"padtrace seal {shlex.quote(str(self.folder))} -o {shlex.quote(str(self.target))}"
         )
-        return RecordResult(code, early, 0, None, problem, self.folder, following, self.first_error)
+        log = self.log if self.log.exists() else None
+        return RecordResult(
+            code, early, 0, None, problem, self.folder, following, self.first_error, log
+        )
 
 
 def _watch(
@@ -296,15 +340,30 @@ def _due(stop_after: StopAfter, now: Status, seconds: float) -> bool:
     return by_forwards or (stop_after.seconds is not None and seconds >= stop_after.seconds)
 
 
-def _check_interpreter(python: str, environment: Mapping[str, str]) -> None:
+def _place(python: str, environment: dict[str, str], private: bool) -> _Place:
+    """Where the server runs, and what looks whether it can: both see the same modules."""
+    if not private:
+        return _Place([python], environment, Path("."))
+    # What the lab put on the path is all of it.
+    path = [Path(part) for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return _Place(python_command(python), python_environment(environment, *path), None)
+
+
+def _check_interpreter(place: _Place) -> None:
+    python = place.python[0]
+    words = ""
     try:
-        answer = subprocess.run(
-            [python, "-c", _PROBE], env=dict(environment), capture_output=True, timeout=60
+        _, output, words = children.answer(
+            [*place.python, "-c", _PROBE],
+            _PROBE_SECONDS,
+            environment=place.environment,
+            folder=place.folder,
         )
-        found = json.loads(answer.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        found = json.loads(output)
+    except (PadtraceError, ValueError) as error:
+        why = error.why if isinstance(error, PadtraceError) else words
         raise EnvironmentMissingError(
-            f"cannot use the interpreter {python}", str(error), "choose another with --python"
+            f"cannot use the interpreter {python}", why, "choose another with --python"
         ) from error
     if not found["sglang"]:
         raise EnvironmentMissingError(
@@ -338,15 +397,24 @@ def _allowed_plugins(base: Mapping[str, str]) -> dict[str, str]:
     return {_PLUGINS_VARIABLE: f"{allowed},{_PLUGIN}"}
 
 
-def _make_ring_folder(parent: Path) -> Path:
-    folder = parent.absolute() / f".rings-{secrets.token_hex(6)}"
-    try:
-        folder.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write into {parent}", f"{error.strerror}", "choose another folder with --out"
-        ) from error
-    return folder
+def _make_folders(out: Path, rings: Path | None) -> tuple[Path, Path]:
+    """The folder of the rings and that of the log: one, unless the rings are kept elsewhere.
+
+    A log grows, so it does not go into the memory that rings may be kept in.
+    """
+    name = f".rings-{secrets.token_hex(6)}"
+    made: list[Path] = []
+    for parent in dict.fromkeys((out.absolute(), (rings or out).absolute())):
+        try:
+            (parent / name).mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            for folder in made:
+                folder.rmdir()
+            raise UsageError(
+                f"cannot write into {parent}", f"{error.strerror}", "choose another folder"
+            ) from error
+        made.append(parent / name)
+    return made[-1], made[0]
 
 
 def _about(command: Sequence[str], tier: str) -> dict[str, Any]:

@@ -32,6 +32,13 @@ class RecordView:
             sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
             sys.stdout.flush()
 
+    def started(self, rings: Path, log: Path | None) -> None:
+        """What outlives this command, should it be killed."""
+        with self._lock:
+            self.err.print(Text(f"padtrace: rings in {rings}", style="dim"), soft_wrap=True)
+            if log is not None:
+                self.err.print(Text(f"padtrace: log {log}", style="dim"), soft_wrap=True)
+
     def status(self, status: Any) -> None:
         """A line now and then, and at once when an alarm or an error was recorded."""
         telling = bool(status.divergences or status.errors)
@@ -77,6 +84,8 @@ class RecordView:
                 err.print(Text(f"  ranks without a recording here: {listed}"))
         if result.rings is not None:
             err.print(Text(f"  rings kept in {result.rings}"))
+        if result.log is not None:
+            err.print(Text(f"  log kept in {result.log}"))
         err.print(Text(f"  next: {result.next_command}", style="bold"), soft_wrap=True)
 
 

@@ -22,10 +22,11 @@ def sglang_folder(root: Path) -> Path:
     return root
 
 
-def test_path_is_sglang_then_site_then_what_was_there(tmp_path: Path) -> None:
+def test_path_is_sglang_then_site_and_nothing_of_the_caller(tmp_path: Path) -> None:
     root = sglang_folder(tmp_path / "wheel")
     environment = lab_environment({"PYTHONPATH": "mine:yours"}, sglang_root=root, ranks=1)
-    assert environment["PYTHONPATH"].split(":") == [str(root), str(SITE), "mine", "yours"]
+    assert environment["PYTHONPATH"].split(":") == [str(root), str(SITE)]
+    assert environment["PYTHONSAFEPATH"] == "1"
 
 
 def test_a_checkout_is_entered_at_its_python_folder(tmp_path: Path) -> None:

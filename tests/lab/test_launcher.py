@@ -1,12 +1,12 @@
 """Waiting for a server and reading its death, with small stand-in processes instead of SGLang."""
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from padtrace.children import Child, Log
 from padtrace.lab.environment import LabSetup
 from padtrace.lab.launcher import LabServer, LabServerError, reason_of_death, wait_until_ready
 
@@ -25,9 +25,8 @@ requests.exceptions.ConnectionError: ('Connection aborted.', RemoteDisconnected(
 SETUP = LabSetup(model="dense", root=None, tp=1, dp=1, port=1)
 
 
-def process_that(code: str, log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen([sys.executable, "-c", code], stdout=output)
+def process_that(code: str, log: Path) -> Child:
+    return Child([sys.executable, "-c", code], streams=Log(log))
 
 
 def test_ready_once_the_log_says_so(tmp_path: Path) -> None:
@@ -39,8 +38,7 @@ def test_ready_once_the_log_says_so(tmp_path: Path) -> None:
     try:
         assert wait_until_ready(process, log, timeout=30).state == "ready"
     finally:
-        process.kill()
-        process.wait()
+        process.end()
 
 
 def test_died_when_the_process_ends(tmp_path: Path) -> None:
@@ -56,8 +54,7 @@ def test_timeout_is_no_death(tmp_path: Path) -> None:
     try:
         assert wait_until_ready(process, log, timeout=0.3).state == "timeout"
     finally:
-        process.kill()
-        process.wait()
+        process.end()
 
 
 def test_reason_is_the_schedulers_error_and_not_what_follows_from_it() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from padtrace.children import Lines
 from padtrace.record.server_process import ServerProcess
 
 ASK = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
@@ -24,7 +25,7 @@ def ignored_interrupt() -> Iterator[None]:
 
 def test_a_server_started_in_the_background_can_be_interrupted(ignored_interrupt: None) -> None:
     lines: list[str] = []
-    server = ServerProcess([sys.executable, "-c", ASK], os.environ, lines.append)
+    server = ServerProcess([sys.executable, "-c", ASK], os.environ, Lines(lines.append), None)
     assert server.wait(30) == 0
     server.finish()
     assert lines == ["True"]

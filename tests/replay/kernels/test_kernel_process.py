@@ -10,14 +10,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
 torch = pytest.importorskip("torch", reason="the kernel reference needs torch")
 
-import padtrace
 from padtrace.errors import BadRecordingError, EnvironmentMissingError, UsageError
 from padtrace.replay import protocol
 from padtrace.replay.kernels import kernel_process, process
@@ -69,16 +67,9 @@ def dsa(rows: int, splits: int) -> LaunchShapes:
     )
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(padtrace.__file__).parent.parent))
-
-
 @pytest.fixture(scope="module")
 def reference() -> Iterator[KernelProcess]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(padtrace.__file__).parent.parent))
-        started = KernelProcess("reference", "0.5.17", launch_seconds=60)
+    started = KernelProcess("reference", "0.5.17", launch_seconds=60)
     yield started
     started.close()
 
