@@ -385,10 +385,11 @@ class _Reader:
                 if rest and (rest.endswith(b"\n") or len(rest) >= _MAX_LINE_BYTES):
                     self._pass_on(rest)
                     rest = b""
-                elif not part and ended:
+                elif part or self._was_emptied():
+                    continue
+                elif ended:
                     break
-                elif not part:
-                    self._start_over_where_cut()
+                else:
                     self._ended.wait(_FOLLOW_SECONDS)
         if rest:
             self._pass_on(rest)
@@ -399,11 +400,12 @@ class _Reader:
             self._on_line(line.decode("utf-8", "replace").rstrip("\r\n"))
         self._passed += 1
 
-    def _start_over_where_cut(self) -> None:
-        """Somebody may empty a log that grows too large."""
-        with contextlib.suppress(OSError):
-            if os.fstat(self._stream.fileno()).st_size < self._stream.tell():
-                self._stream.seek(0)
+    def _was_emptied(self) -> bool:
+        """Somebody may empty a log that grows too large; what follows is read from its start."""
+        if not self._following or os.fstat(self._stream.fileno()).st_size >= self._stream.tell():
+            return False
+        self._stream.seek(0)
+        return True
 
 
 def _outputs(streams: Streams | None) -> tuple[int | None, int | None]:
