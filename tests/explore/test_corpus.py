@@ -48,6 +48,14 @@ def test_no_report_is_both_decided_and_undecided() -> None:
     assert all(entry.why for entry in CORPUS.undecided)
 
 
+@pytest.mark.parametrize("name", ["./0.5.18", "/sglang", "installed"])
+def test_a_corpus_names_releases_and_no_path(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "corpus.json"
+    file.write_text(json.dumps({"about": "", "releases": [name], "cases": []}))
+    with pytest.raises(UsageError, match="is no version"):
+        corpus.load(file)
+
+
 def test_a_miss_an_alarm_and_a_wrong_number_are_told() -> None:
     found = corpus.judge(
         _case("report", ["PT101"], q_rows=8, num_splits=7), "0.5.18", report_30296()

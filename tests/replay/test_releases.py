@@ -173,6 +173,64 @@ def test_a_made_recording_does_not_say_which_sglang() -> None:
     assert "--sglang" in caught.value.hint
 
 
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which holds an SGLang under many a name."""
+    for name in ("0.5.18", "v9.9.9", "latest", "installed", "9.9.9 ", "-e", "9.9.9;x"):
+        (tmp_path / "here" / name / "sglang" / "srt").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    ["", " ", "installed", "latest", "./0.5.18", "0.5.18/", "../here/0.5.18", "~/sglang", ".", "-e",
+     "9.9.9 ", "9.9.9\n", "\n9.9.9", "9.9.9;x", "9.9.9[all]", "9.9.9 @ file:///tmp/x", "==9.9.9",
+     "https://example.org/sglang.whl", "[bold]9.9.9[/bold]", "\x1b[2J", "\u202e9.9.9", "9.9.\u0669",
+     "9.9.9\u017f1", "0.5." + "1" * 80, "9", "9.9.9+", "9.9.9+a/b", "9..9", "\x00", "9.9.9\x00"],
+)  # fmt: skip
+def test_a_recording_names_a_version_and_nothing_else(recorded: str, checkout: Path) -> None:
+    with pytest.raises(UsageError, match="is no version") as caught:
+        releases.resolve(None, recorded, _silent)
+    assert "a recording never chooses" in caught.value.why
+    assert all(line.isascii() and line.isprintable() for line in caught.value.lines())
+    assert "--sglang" in caught.value.hint
+
+
+def test_a_recorded_path_absolute_and_there_is_refused(checkout: Path) -> None:
+    with pytest.raises(UsageError, match="is no version"):
+        releases.resolve(None, str(checkout / "0.5.18"), _silent)
+    # The same on the command line is somebody's choice.
+    assert releases.resolve(str(checkout / "0.5.18"), None, _silent).source == "checkout"
+
+
+@pytest.mark.parametrize(
+    "name", ["9.9.9", "0.5.0rc0", "0.5.3.post1", "v0.5.18", "0.5.6.post2.dev81+g6d4f0f2.d20251201"]
+)
+def test_versions_of_sglang_are_versions(name: str) -> None:
+    assert releases.as_version(name) == name.removeprefix("v")
+
+
+@pytest.mark.parametrize("part", ["1", ".1", "a1", ".a.1", "1a", "+a"])
+def test_a_hostile_version_costs_no_time(part: str) -> None:
+    # Were it tried in all ways, each of these would take longer than the universe is old.
+    assert releases.as_version("0.5." + part * (58 // len(part)) + "!") is None
+
+
+def test_a_version_means_the_release_whatever_folder_is_called_so(
+    index: Path, checkout: Path
+) -> None:
+    _wheel(index)
+    for text in ("9.9.9", "v9.9.9"):
+        assert releases.resolve(text, None, _silent).source == "wheel"
+    (checkout / "9.9.9" / "sglang" / "srt").mkdir(parents=True)
+    for given in ("./9.9.9", "9.9.9/", Path("9.9.9")):
+        found = releases.resolve(given, "0.5.18", _silent)
+        assert (found.root, found.source) == (checkout / "9.9.9", "checkout")
+    with pytest.raises(EnvironmentMissingError, match=r"0\.5\.18 could not be fetched"):
+        releases.resolve("0.5.18", None, _silent)
+
+
 @pytest.mark.parametrize("version", ["../0.5.18", "", "0.5.18/../x", "/etc"])
 def test_a_version_is_never_a_path(version: str) -> None:
     with pytest.raises((EnvironmentMissingError, UsageError)):
