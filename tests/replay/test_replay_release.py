@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from padtrace.contracts.evidence import Evidence
-from padtrace.errors import EnvironmentMissingError
+from padtrace.errors import BadRecordingError, EnvironmentMissingError
 from padtrace.explore.make import make
 from padtrace.recording import schema
 from padtrace.recording.absent import Absent
@@ -244,6 +244,31 @@ def test_a_field_that_was_not_recorded_names_sglangs_line() -> None:
     assert caught.value.exit_code == NotHeldError.exit_code == 4
     assert "forward_batch.extend_seq_lens_cpu" in caught.value.what
     assert "sglang/srt/layers/attention/dsa_backend.py:" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["dataclass", "logging", "SpecInputType", "__builtins__", "x.y"])
+def test_a_recording_names_speculative_inputs_and_nothing_else_of_sglang(name: str) -> None:
+    """These are there in the module of the inputs, and the first could even be called."""
+
+    def rename(kind: str, values: dict[str, Any]) -> None:
+        for part in ("entry", "exit"):
+            if isinstance(values.get(part), dict):
+                values[part] = {**values[part], "spec_info": name}
+
+    _root(VERSION)
+    with pytest.raises(EnvironmentMissingError, match="speculative input"):
+        service.replay(_rewritten(make(CRASH), rename), sglang=VERSION, kernels="off")
+
+
+@pytest.mark.parametrize("name", ["torch.load", "compile", "torch.no.such", "", "torch.nn"])
+def test_a_recording_names_dtypes_and_nothing_else_of_torch(name: str) -> None:
+    recording = make(CRASH)
+    for facts in recording.facts:
+        for worker in facts["workers"].values():
+            worker["kv_cache_dtype"] = name or "."
+    _root(VERSION)
+    with pytest.raises(BadRecordingError, match="dtype"):
+        service.replay(recording, sglang=VERSION, kernels="off")
 
 
 def _mutilated(root: Path, target: Path, file: str, old: str, new: str) -> Path:
