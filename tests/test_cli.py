@@ -253,6 +253,16 @@ def test_across_needs_a_release(run) -> None:
     assert "no release is named" in err
 
 
+@pytest.mark.parametrize("command", ["replay", "across"])
+def test_help_says_that_sglang_is_executed(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["padtrace", command, "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "This executes" in " ".join(capsys.readouterr().out.split())
+
+
 def test_help_and_info_import_little(good: Path) -> None:
     script = (
         "import sys; from padtrace import cli\n"

@@ -95,9 +95,8 @@ class Worker:
         """Ask the worker to end, and make it."""
         with contextlib.suppress(OSError, ValueError, EnvironmentMissingError):
             self._send(protocol.Stop())
-        for stream in (self._child.incoming, self._child.outgoing):
-            with contextlib.suppress(OSError):
-                stream.close()
+        with contextlib.suppress(OSError):
+            self._child.incoming.close()
         self._child.end(patience=_END_SECONDS, grace=_GRACE_SECONDS)
 
     def _send(self, message: protocol.Request) -> None:

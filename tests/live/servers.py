@@ -129,6 +129,7 @@ def start(
     options: Sequence[str] = (),
     server_arguments: Sequence[str] = (),
     environment: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> LiveServer:
     """Start the command on a release that is here, or on a folder that holds sglang.
 
@@ -138,7 +139,7 @@ def start(
         need_release(sglang)
     port = free_port()
     command = [
-        sys.executable, "-m", "padtrace", "lab", "--record", f"--model={model}", f"--tp={tp}",
+        sys.executable, "-P", "-m", "padtrace", "lab", "--record", f"--model={model}", f"--tp={tp}",
         f"--dp={dp}", f"--sglang={sglang}", f"--port={port}", f"--out={folder}",
         *options, "--", *server_arguments,
     ]  # fmt: skip
@@ -149,6 +150,7 @@ def start(
         text=True,
         errors="replace",
         env=environment,
+        cwd=cwd,
         start_new_session=True,
     )
     server = LiveServer(folder, process, port)
