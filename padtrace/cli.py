@@ -442,11 +442,12 @@ def seal(
     _refuse_to_overwrite(output, force)
     sealed = sealer.seal(folders)
     size = _save(sealed.recording, output, force)
+    removed = sealer.remove_sealed(sealed)
     if json:
-        result = {"recording": str(output), "bytes": size, "notes": sealed.notes}
+        result = {"recording": str(output), "bytes": size, "notes": sealed.notes + removed}
         _write(json_output.text({**result, "missing_ranks": sealed.missing_ranks}))
     else:
-        _write("\n".join([f"{output}: {size:,} bytes", *sealed.notes]))
+        _write("\n".join([f"{output}: {size:,} bytes", *sealed.notes, *removed]))
         _write(f"next: padtrace diff {output}")
 
 

@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 from padtrace.errors import EnvironmentMissingError, PadtraceError, UsageError
 from padtrace.record import settings
 from padtrace.record.redact import redact_arguments, redact_text
+from padtrace.record.ring_search import remove_folder
 from padtrace.record.seal import Sealed, seal
 from padtrace.record.server_process import ServerProcess
 from padtrace.record.status import Status, StatusReader
@@ -241,7 +241,7 @@ class _Job:
             return self._unsealed(code, problem)
         rings: Path | None = self.folder
         if not sealed.damaged:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder)
             rings = None
         following = f"padtrace diff {shlex.quote(str(self.target))}"
         return RecordResult(

@@ -22,6 +22,7 @@ from padtrace.record.launcher import (
     parse_stop_after,
     run_record,
 )
+from padtrace.record.ring_search import rings_in
 from padtrace.record.settings import VARIABLES
 from padtrace.record.status import Status
 from padtrace.recording import reader
@@ -110,10 +111,10 @@ def test_a_clean_end(run: Run) -> None:
 
 
 def test_the_key_is_in_no_byte(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(launcher, "remove_folder", lambda folder: None)
     result = run("clean")
     assert result.recording is not None
-    rings = list(run.out.glob(".rings-*/*.ring"))
+    rings = [ring for folder in run.out.glob(".rings-*") for ring in rings_in(folder)]
     assert len(rings) == 2
     for path in (*rings, result.recording):
         assert KEY.encode() not in path.read_bytes()
@@ -215,8 +216,8 @@ def test_an_existing_file_is_not_overwritten(run: Run, monkeypatch: pytest.Monke
 
 def test_a_damaged_ring_keeps_the_folder(run: Run) -> None:
     def spoil(found: Status) -> None:
-        for path in run.out.glob(".rings-*/*.ring"):
-            (path.parent / "spoiled.ring").write_bytes(b"x")
+        for folder in run.out.glob(".rings-*"):
+            (folder / "spoiled.ring").write_bytes(b"x")
 
     result = run_record(
         ["--behave", "clean", KEY],
