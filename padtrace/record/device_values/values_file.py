@@ -9,7 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 from padtrace.record.device_values import layout
-from padtrace.record.filesystems import doubt
+from padtrace.record import filesystems
 from padtrace.record.ring_file import RingUnavailable, map_new_file
 from padtrace.record.ring_folder import FolderRefused, opened
 
@@ -49,7 +49,7 @@ class ValuesFile:
         fixed = layout.HEADER.pack(layout.MAGIC, layout.VERSION, os.getpid(), size)
         try:
             with opened(path.parent) as folder:
-                unsafe = doubt(folder)
+                unsafe = filesystems.doubt(folder)
                 if unsafe:
                     raise FolderRefused(unsafe, "name a folder on ext4 or tmpfs")
                 mapping = map_new_file(folder, path.name, size)
