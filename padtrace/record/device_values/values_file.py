@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-from padtrace.record.device_values import layout
 from padtrace.record import filesystems
+from padtrace.record.device_values import layout
 from padtrace.record.ring_file import RingUnavailable, map_new_file
 from padtrace.record.ring_folder import FolderRefused, opened
 
