@@ -484,8 +484,7 @@ def releases_verify(
     from padtrace.replay import releases as store
 
     for version in versions or store.cached():
-        store.verify(version)
-        _write(f"{version}: as fetched")
+        _write(f"{version}: {store.verify(version)}")
 
 
 @releases_app.command("remove")
