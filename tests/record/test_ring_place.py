@@ -21,6 +21,7 @@ from padtrace.record.seal import remove_sealed, seal
 from tests.disks import fill, mounted
 from tests.record.made_events import MadeRank, rank_facts
 from tests.record.test_ring import READY, numbers, ready
+from tests.record.test_sudden_death import kill_often
 
 pytestmark = pytest.mark.real_place
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,7 @@ if sys.argv[2] == "trusting":
     filesystems.doubt = lambda handle: ""
 from padtrace.record.ring import EventWriter
 from tests.disks import fill
+from tests.record.test_sudden_death import kill_often
 from tests.record.test_ring import READY, ready
 disk = Path(sys.argv[1])
 writer = EventWriter.create(disk / "rings", size_bytes=8 << 20)
@@ -212,6 +214,7 @@ def kind_of(handle):
     return "tmpfs" if where == memory or sys.argv[3] == "trusting" else "btrfs"
 filesystems.kind_of = kind_of
 from padtrace.record.ring import EventWriter
+from tests.record.test_sudden_death import kill_often
 from tests.record.test_ring import READY, ready
 writer = EventWriter.create(asked, size_bytes=4 << 20)
 for number in range(1000):
@@ -389,6 +392,36 @@ def test_a_ring_that_a_restart_took_is_named(moved: Path, memory: Path) -> None:
     gone.parent.rmdir()
     sealed = seal([moved])
     assert any(gone.stem in note and "shared memory" in note for note in sealed.notes)
+
+
+def test_32_processes_at_once_find_room_in_shared_memory(moved: Path, memory: Path) -> None:
+    children = []
+    for rank in range(32):
+        child = os.fork()
+        if child == 0:
+            try:
+                writer = EventWriter.create(moved, size_bytes=256 * KIB, run="many")
+                writer.facts(rank_facts(tp_rank=rank, tp_size=32, dp_size=8))
+                made = MadeRank(writer, dp_rank=rank // 4, dp_size=8, attn_tp=4)
+                for _ in made.forwards(10):
+                    pass
+                writer.close()
+            finally:
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    sealed = seal([moved])
+    assert (sealed.missing_ranks, sealed.left_out, sealed.damaged) == ([], [], [])
+    process = sealed.recording.table("forward").column("process")
+    assert [int((process == rank).sum()) for rank in range(32)] == [10] * 32
+    assert len(remove_sealed(sealed)) == 32
+    assert (list(moved.iterdir()), list(memory.iterdir())) == ([], [])
+
+
+def test_kills_leave_what_was_written_in_shared_memory(moved: Path, memory: Path) -> None:
+    kill_often(moved, 30, 22)
+    assert list(memory.iterdir()) == []
 
 
 HOSTILE = [
