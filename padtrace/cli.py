@@ -450,11 +450,12 @@ def seal(
     _refuse_to_overwrite(output, force)
     sealed = sealer.seal(folders)
     size = _save(sealed.recording, output, force)
+    removed = sealer.remove_sealed(sealed)
     if json:
-        result = {"recording": str(output), "bytes": size, "notes": sealed.notes}
+        result = {"recording": str(output), "bytes": size, "notes": sealed.notes + removed}
         _write(json_output.text({**result, "missing_ranks": sealed.missing_ranks}))
     else:
-        _write("\n".join([f"{output}: {size:,} bytes", *sealed.notes]))
+        _write("\n".join([f"{output}: {size:,} bytes", *sealed.notes, *removed]))
         _write(f"next: padtrace diff {output}")
 
 
@@ -491,8 +492,7 @@ def releases_verify(
     from padtrace.replay import releases as store
 
     for version in versions or store.cached():
-        store.verify(version)
-        _write(f"{version}: as fetched")
+        _write(f"{version}: {store.verify(version)}")
 
 
 @releases_app.command("remove")

@@ -36,7 +36,8 @@ ALLOWED = {
 INSIDE_SERVER = {
     "record/plugin", "record/targets", "record/hooks", "record/state", "record/snapshots",
     "record/values", "record/probes", "record/install", "record/start", "record/failures",
-    "record/imports", "record/ring_format", "record/ring_file", "record/facts_collector",
+    "record/imports", "record/ring_format", "record/ring_file", "record/ring_folder",
+    "record/filesystems", "record/shared_memory", "record/facts_collector",
     "record/alarm", "record/ring", "record/wire", "record/native", "record/ring_core",
     "record/state_core", "record/settings", "record/redact",
     "record/device_values",

@@ -8,6 +8,7 @@ from typing import Any
 from padtrace.record import wire
 from padtrace.record.ring_reader import Ring
 
+_MAX_REASON = 200
 # The worst state of a hook in any process is its state in the recording.
 _WORST_FIRST = ("lost", "absent", "moved", "found")
 
@@ -50,7 +51,18 @@ def coverage_of(
     damaged = {str(i): ring.damaged for i, ring in enumerate(rings) if ring.damaged}
     if damaged:
         blind["damaged"] = damaged
-    return {"hooks": _hooks(rings), "blind": blind}
+    coverage = {"hooks": _hooks(rings), "blind": blind}
+    moved = {str(i): reason for i, ring in enumerate(rings) if (reason := _moved(ring))}
+    if moved:
+        coverage["in_shared_memory"] = moved
+    return coverage
+
+
+def _moved(ring: Ring) -> str:
+    """Why the ring was kept in shared memory; "" where it was in the folder asked for."""
+    recorder = ring.facts.get("recorder")
+    reason = recorder.get("in_shared_memory") if isinstance(recorder, dict) else None
+    return reason[:_MAX_REASON] if isinstance(reason, str) else ""
 
 
 def _hooks(rings: Sequence[Ring]) -> dict[str, Any]:

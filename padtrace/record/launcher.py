@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from padtrace.children import Log, python_command, python_environment
 from padtrace.errors import EnvironmentMissingError, PadtraceError, UsageError
 from padtrace.record import settings
 from padtrace.record.redact import redact_arguments, redact_text
+from padtrace.record.ring_search import remove_folder
 from padtrace.record.seal import Sealed, seal
 from padtrace.record.server_process import ServerProcess
 from padtrace.record.status import Status, StatusReader
@@ -288,7 +288,7 @@ class _Job:
     def remove_folders(self) -> None:
         """Of the rings and of the log, which was passed on."""
         for folder in {self.folder, self.log.parent}:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     def _unsealed(self, code: int, problem: PadtraceError) -> RecordResult:
         if not {*self.folder.iterdir()} - {self.log}:

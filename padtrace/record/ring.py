@@ -56,6 +56,7 @@ class EventWriter(RingCore):
         path: the ring file.
         clock_offset_ns: `time.monotonic_ns() + clock_offset_ns` is the event time `t_ns`. It does
             not follow later jumps of the wall clock.
+        moved: why the ring is in shared memory and not in the folder asked for; "" where it is.
     """
 
     def __init__(self, path: Path, mapping: mmap.mmap, size: int, policy: str, offset: int) -> None:
@@ -66,6 +67,7 @@ class EventWriter(RingCore):
         super().__init__(mapping, offset_of_slots, slots, slots if policy == "first" else NO_LIMIT)
         self.path = path
         self.clock_offset_ns = offset
+        self.moved = ""
         self._map = mapping
         self._policy = policy
         self._static_limit = static
@@ -86,6 +88,9 @@ class EventWriter(RingCore):
     ) -> EventWriter:
         """Make and map `<folder>/<host>.<pid>.<random>.ring` (0600; a new folder is 0700).
 
+        Where the folder's file system cannot guarantee a page of a mapped file, the ring is made
+        in shared memory instead, and a pointer to it (`.shm`) in the folder.
+
         Args:
             size_bytes: size of the whole file, at least 256 KiB.
             policy: `last` keeps the newest events, `first` the oldest, `error` the newest until
@@ -93,10 +98,15 @@ class EventWriter(RingCore):
             run: what `PADTRACE_RUN` says; rings of different runs are never mixed.
 
         Raises:
-            RingUnavailable: no room, no folder, not writable. Nothing is left behind.
+            RingUnavailable: no room, no folder, not writable, or others can write to the folder.
+                Nothing is left behind.
         """
         fresh = create_file(Path(folder), size_bytes, policy, run)
-        return cls(fresh.path, fresh.mapping, fresh.size, policy, fresh.clock_offset_ns)
+        writer = cls(fresh.path, fresh.mapping, fresh.size, policy, fresh.clock_offset_ns)
+        if fresh.moved:
+            writer.moved = fresh.moved
+            writer.facts({"recorder": {"in_shared_memory": fresh.moved}})
+        return writer
 
     def string(self, text: str) -> int:
         """The id of a string in this process; the id of "<string table full>" when it is."""

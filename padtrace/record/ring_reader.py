@@ -7,12 +7,15 @@ right. What is torn is counted. Only a file whose header cannot be believed is a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,6 +116,19 @@ class Ring:
         return sum(len(block.scalars) for block in self.events.values())
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A file to read, if it is one: a pipe would block, a device never ends.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(handle, "rb")
+
+
 def read_header(path: Path) -> tuple[RingHeader, dict[str, int]]:
     """Header and counters only: cheap enough to poll.
 
@@ -120,7 +136,7 @@ def read_header(path: Path) -> tuple[RingHeader, dict[str, int]]:
         BadRecordingError: this is no ring, or its header is damaged.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _header(path, file.read(form.PAGE))
     except OSError as error:
         raise _bad(path, str(error.strerror), "check the path and its permissions") from error
@@ -134,7 +150,7 @@ def read_static(path: Path) -> Ring:
     """
     header, _ = read_header(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(form.STATIC_OFFSET + header.static)
     except OSError as error:
         raise _bad(path, str(error.strerror), "check the path and its permissions") from error
@@ -148,9 +164,10 @@ def read_ring(path: Path) -> Ring:
         BadRecordingError: this is no ring, its header is damaged, or another version wrote it.
     """
     try:
-        if path.stat().st_size > form.MAX_BYTES:
-            raise _bad(path, f"it has more than {form.MAX_BYTES} bytes", "this is no ring")
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > form.MAX_BYTES:
+                raise _bad(path, f"it has more than {form.MAX_BYTES} bytes", "this is no ring")
+            data = file.read()
     except OSError as error:
         raise _bad(path, str(error.strerror), "check the path and its permissions") from error
     ring = _static(path, data)

@@ -1,7 +1,8 @@
 """Which rings belong together: one server, one start of it.
 
 A run is named by PADTRACE_RUN; without it, processes of one session on one machine are one. What
-other machines recorded of the same server joins it; an earlier run in the same folder does not.
+other machines recorded of the same server joins it, also where their clocks are far apart; an
+earlier run in the same folder does not.
 """
 
 from __future__ import annotations
@@ -106,16 +107,18 @@ def choose(places: Sequence[Place], run: str | None) -> tuple[Run, list[tuple[Pl
             names = ", ".join(sorted(groups))
             raise UsageError(f"there is no run {run}", f"the runs here are {names}", "choose one")
     chosen, *rest = runs
+    apart = {other.names[0]: _another_start(chosen, other, runs) for other in rest}
+    rest.sort(key=lambda other: _distance_ns(chosen, other))
     left_out: list[tuple[Place, str]] = []
     for other in rest:
-        reason = _why_apart(chosen, other)
+        reason = apart[other.names[0]] or _why_apart(chosen, other)
         if reason is None:
             chosen.notes.append(f"run {other.names[0]} was joined: other ranks of the same server")
             chosen.names += other.names
             chosen.places += other.places
         else:
             left_out += [(place, reason) for place in other.places]
-    chosen.notes += _twice(chosen)
+    chosen.notes += _twice(chosen) + _skews(chosen)
     return chosen, left_out
 
 
@@ -132,11 +135,57 @@ def missing_ranks(places: Sequence[Place]) -> list[int]:
     return missing
 
 
+def _another_start(chosen: Run, other: Run, runs: Sequence[Run]) -> str | None:
+    """None if `other` may be of the same start as `chosen`.
+
+    Clocks of two machines may be hours apart. That is believed where nobody named the runs and
+    where, of all runs of the machines of `chosen`, this one started nearest to `other`.
+    """
+    if _distance_ns(chosen, other) <= _SAME_START_NS:
+        return None
+    reason = f"it belongs to run {other.names[0]}, which started at another time"
+    named = any(place.header.run for place in (*chosen.places, *other.places))
+    if named or not _other_clock(chosen, other):
+        return reason
+    ours = [run for run in runs if run is chosen or not _other_clock(run, chosen)]
+    nearest = min(ours, key=lambda run: _distance_ns(run, other))
+    return None if nearest is chosen else reason
+
+
+def _other_clock(one: Run, other: Run) -> bool:
+    """Whether two runs were on different machines, as far as both say where they were."""
+    first, second = (
+        [{place.header.host for place in run.places}, {place.header.boot for place in run.places}]
+        for run in (one, other)
+    )
+    return not any(a & b or "" in a | b for a, b in zip(first, second, strict=True))
+
+
+def _distance_ns(one: Run, other: Run) -> int:
+    return abs(one.started_ns() - other.started_ns())
+
+
+def _skews(run: Run) -> list[str]:
+    """Machines whose clocks, by the starts of their processes, are far from the first one's."""
+    started: dict[str, int] = {}
+    for place in sorted(run.places, key=Place.order):
+        header = place.header
+        started[header.host] = min(header.time_ns, started.get(header.host, header.time_ns))
+    if not started:
+        return []
+    first, *others = started
+    return [
+        f"by its clock {host} started {(started[host] - started[first]) / 1e9:+.0f} s from {first}:"
+        " taken for one start with clocks apart (PADTRACE_RUN would name it); its times were not"
+        " aligned"
+        for host in others
+        if abs(started[host] - started[first]) > _SAME_START_NS
+    ]
+
+
 def _why_apart(chosen: Run, other: Run) -> str | None:
     """None if `other` is the same server seen from elsewhere."""
     name = other.names[0]
-    if abs(other.started_ns() - chosen.started_ns()) > _SAME_START_NS:
-        return f"it belongs to run {name}, which started at another time"
     worlds = {place.world for place in (*chosen.places, *other.places)}
     if len(worlds) != 1 or None in worlds:
         return f"it belongs to run {name}, whose topology is another or unknown"

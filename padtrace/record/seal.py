@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from padtrace.errors import BadRecordingError, NothingObservedError, UsageError
-from padtrace.record import endings
-from padtrace.record import ring_format as form
+from padtrace.errors import BadRecordingError, NothingObservedError
+from padtrace.record import endings, ring_search
 from padtrace.record.coverage import coverage_of, dropped_events, graph_forwards
 from padtrace.record.device_values import layout
 from padtrace.record.merge import RingBuilder
 from padtrace.record.redact import redact_facts
 from padtrace.record.ring_reader import Ring, read_ring, read_static
+from padtrace.record.ring_search import Found, find_rings
 from padtrace.record.runs import Place, Run, choose, missing_ranks, place_of
 from padtrace.record.values_reader import KeptValues, read_values
 from padtrace.recording.absent import Absent
@@ -47,6 +47,8 @@ class Sealed:
         left_out: rings of other runs, with the reason.
         missing_ranks: global ranks of the topology that left no readable ring.
         notes: one line each, also in `recording.about["notes"]`.
+        rings: the files that are in the recording.
+        found: all that were looked at.
     """
 
     recording: Recording
@@ -54,25 +56,8 @@ class Sealed:
     left_out: list[tuple[Path, str]] = field(default_factory=list)
     missing_ranks: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def find_rings(sources: Sequence[Path]) -> list[Path]:
-    """The ring files in folders (not below them) or given by name.
-
-    Raises:
-        UsageError: a source does not exist.
-    """
-    found: dict[Path, None] = {}
-    for source in sources:
-        if source.is_dir():
-            found.update(dict.fromkeys(sorted(source.glob(f"*{form.SUFFIX}"))))
-        elif source.is_file():
-            found[source] = None
-        else:
-            raise UsageError(
-                f"cannot seal {source}", "there is no such folder or ring", "check the path"
-            )
-    return list(found)
+    rings: list[Path] = field(default_factory=list)
+    found: Found = field(default_factory=Found)
 
 
 def seal(
@@ -87,20 +72,21 @@ def seal(
         about: further entries of `Recording.about`.
 
     Raises:
-        UsageError: a source or the run asked for does not exist.
+        UsageError: a source or the run asked for does not exist, or others can change a folder.
         BadRecordingError: there are rings, but none can be read.
         NothingObservedError: there is no ring at all.
     """
-    paths = find_rings(sources)
-    if not paths:
+    found = find_rings(sources)
+    if not found.rings:
         raise NothingObservedError(
             f"no rings in {', '.join(str(source) for source in sources)}",
-            "no recorded process ran a model, or recording could not start there",
+            "; ".join(found.problems[:1])
+            or "no recorded process ran a model, or recording could not start there",
             "look for lines with 'padtrace' in the server's log",
         )
     damaged: list[BadRecordingError] = []
     places: list[Place] = []
-    for path in paths:
+    for path in found.rings:
         try:
             places.append(place_of(read_static(path)))
         except BadRecordingError as error:
@@ -108,7 +94,18 @@ def seal(
     if not places:
         raise damaged[0]
     chosen, others = choose(places, run)
-    return _merge(chosen, others, damaged, dict(about or {}))
+    chosen.notes += found.problems
+    sealed = _merge(chosen, others, damaged, dict(about or {}))
+    sealed.found = found
+    return sealed
+
+
+def remove_sealed(sealed: Sealed) -> list[str]:
+    """Once the recording is safely written: free the shared memory that its rings take.
+
+    Returns one line for each ring in shared memory; rings on a disk stay.
+    """
+    return ring_search.remove_sealed(sealed.found, sealed.rings)
 
 
 def _merge(
@@ -155,7 +152,9 @@ def _merge(
     coverage["blind"]["ended_suddenly"] = endings.ended_suddenly(ends)
     recording = builder.finish(coverage)
     _add_values(recording, kept, notes)
-    return Sealed(recording, damaged, [(p.path, why) for p, why in others], missing, notes)
+    left_out = [(place.path, reason) for place, reason in others]
+    taken = [place.path for place in kept]
+    return Sealed(recording, damaged, left_out, missing, notes, taken)
 
 
 def _add_values(recording: Recording, places: Sequence[Place], notes: list[str]) -> None:

@@ -50,7 +50,15 @@ def start() -> bool:
     writer.run_ahead(True)
     # Killed processes never come here; what they leave says so by not being complete.
     atexit.register(writer.close)
-    logger.info("padtrace: recording to %s", writer.path)
+    if writer.moved:
+        logger.warning(
+            "padtrace: recording to %s and not into %s: %s",
+            writer.path,
+            wanted.folder,
+            writer.moved,
+        )
+    else:
+        logger.info("padtrace: recording to %s", writer.path)
     return True
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from padtrace.errors import BadRecordingError
-from padtrace.record import ring_format as form
 from padtrace.record.ring_reader import read_header, read_static
+from padtrace.record.ring_search import rings_in
 from padtrace.record.runs import place_of
 
 
@@ -46,7 +46,7 @@ class StatusReader:
         processes = forwards = divergences = errors = dropped = 0
         ranks: set[int] = set()
         expected: int | None = None
-        for path in sorted(self.folder.glob(f"*{form.SUFFIX}")):
+        for path in rings_in(self.folder):
             try:
                 header, counters = read_header(path)
                 known = self._rank(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
@@ -9,6 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from padtrace.record.device_values import layout
+from padtrace.record.ring_reader import open_regular
 from padtrace.recording.value_tensors import STORED_AS, ValueKey, ValueTensor, key_of
 
 MAX_BYTES = 4 << 30
@@ -31,9 +33,10 @@ class KeptValues:
 def read_values(path: Path, process: int) -> KeptValues:
     """The values of one process, under its row in the recording."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return KeptValues(problem=f"{path.name} is too large")
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                return KeptValues(problem=f"{path.name} is too large")
+            data = file.read()
     except OSError as error:
         return KeptValues(problem=f"{path.name}: {error.strerror}")
     size = _size(data)

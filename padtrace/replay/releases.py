@@ -46,12 +46,15 @@ class Listed:
     Attributes:
         cached: whether it can be replayed on without the network.
         size: bytes in padtrace's cache; None elsewhere.
+        unverified: why its wheel was not held against a hash of the index; "" where it was, or
+            where padtrace did not fetch it.
     """
 
     version: str
     cached: bool
     path: Path | None
     size: int | None
+    unverified: str = ""
 
 
 def resolve(sglang: str | Path | None, recorded: str | None, say: Say) -> Release:
@@ -122,13 +125,16 @@ def fetch(version: str, *, say: Say = lambda text: None) -> Path:
     return target
 
 
-def verify(version: str) -> None:
-    """Check a cached release file by file.
+def verify(version: str) -> str:
+    """Check a cached release file by file; returns what it was held against, as a sentence.
 
     Raises:
         EnvironmentMissingError: it is not cached, or a file was changed.
     """
-    wheels.verify(_cached_folder(version))
+    manifest = wheels.verify(_cached_folder(version))
+    if manifest.unverified:
+        return f"as fetched, but unverified: {manifest.unverified}"
+    return "as fetched, and as the index states it"
 
 
 def remove(version: str) -> None:
@@ -160,7 +166,9 @@ def listed() -> list[Listed]:
     for version in sorted({*TESTED, *cached(), *others}, key=_sort_key):
         path = here(version)
         manifest = wheels.read_manifest(path) if path else None
-        lines.append(Listed(version, path is not None, path, manifest.size if manifest else None))
+        size = manifest.size if manifest else None
+        unverified = manifest.unverified if manifest else ""
+        lines.append(Listed(version, path is not None, path, size, unverified))
     return lines
 
 

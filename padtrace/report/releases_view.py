@@ -15,7 +15,8 @@ def print_releases(out: Console, listed: Iterable[Any], *, json: bool) -> None:
     """One line per release.
 
     Args:
-        listed: objects with `version`, `cached`, `path` and `size` (bytes, None if not here).
+        listed: objects with `version`, `cached`, `path`, `size` (bytes, None if not here) and
+            `unverified` (why its wheel was held against no hash of the index, or "").
     """
     entries = [
         {
@@ -23,6 +24,7 @@ def print_releases(out: Console, listed: Iterable[Any], *, json: bool) -> None:
             "cached": release.cached,
             "path": str(release.path) if release.path else None,
             "size": release.size,
+            "unverified": release.unverified or None,
         }
         for release in listed
     ]
@@ -35,5 +37,6 @@ def print_releases(out: Console, listed: Iterable[Any], *, json: bool) -> None:
     for entry in entries:
         size = entry["size"]
         here = f"{size / 1e6:.0f} MB" if size else "yes" if entry["cached"] else "no"
+        here += ", unverified" if entry["unverified"] else ""
         table.add_row(str(entry["version"]), here, entry["path"] or "padtrace releases fetch")
     out.print(table)

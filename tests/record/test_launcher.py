@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from padtrace.errors import EnvironmentMissingError, NothingObservedError, UsageError
-from padtrace.record import attach, launcher
+from padtrace.record import attach, launcher, shared_memory
 from padtrace.record.launcher import (
     Callbacks,
     FirstError,
@@ -22,9 +22,11 @@ from padtrace.record.launcher import (
     parse_stop_after,
     run_record,
 )
+from padtrace.record.ring_search import rings_in
 from padtrace.record.settings import VARIABLES
 from padtrace.record.status import Status
 from padtrace.recording import reader
+from tests.disks import mounted
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "correct-horse-7"
@@ -109,11 +111,27 @@ def test_a_clean_end(run: Run) -> None:
     assert (last.ranks, last.expected_ranks, last.forwards) == ((0, 1), 2, 5)
 
 
+@pytest.mark.parametrize("behave", ["clean", "killed"])
+def test_rings_that_cannot_stay_on_their_disk_are_recorded_and_removed(
+    run: Run, tmp_path: Path, behave: str
+) -> None:
+    shared = set(shared_memory.ROOT.glob("padtrace-*"))
+    with mounted("btrfs", tmp_path / "disks") as disk:
+        result = run(behave, rings=disk)
+        assert list(disk.iterdir()) == []
+    assert (result.problem, result.rings) == (None, None)
+    assert result.recording is not None
+    coverage = reader.read(result.recording).coverage
+    assert set(coverage["in_shared_memory"]) == {"0", "1"}
+    assert run.states[-1].processes == 2
+    assert set(shared_memory.ROOT.glob("padtrace-*")) <= shared
+
+
 def test_the_key_is_in_no_byte(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(launcher, "remove_folder", lambda folder: None)
     result = run("clean")
     assert result.recording is not None
-    rings = list(run.out.glob(".rings-*/*.ring"))
+    rings = [ring for folder in run.out.glob(".rings-*") for ring in rings_in(folder)]
     assert len(rings) == 2
     for path in (*rings, result.recording):
         assert KEY.encode() not in path.read_bytes()
@@ -215,8 +233,8 @@ def test_an_existing_file_is_not_overwritten(run: Run, monkeypatch: pytest.Monke
 
 def test_a_damaged_ring_keeps_the_folder(run: Run) -> None:
     def spoil(found: Status) -> None:
-        for path in run.out.glob(".rings-*/*.ring"):
-            (path.parent / "spoiled.ring").write_bytes(b"x")
+        for folder in run.out.glob(".rings-*"):
+            (folder / "spoiled.ring").write_bytes(b"x")
 
     result = run_record(
         ["--behave", "clean", KEY],

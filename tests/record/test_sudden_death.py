@@ -1,7 +1,7 @@
 """SIGKILL at random moments: every ring seals, and at most the event being written is missing.
 
-The child tells over a pipe which event it is about to write and which it has written, so what may
-be missing is known from outside. PADTRACE_TEST_KILLS sets how often it is killed (default 60).
+The child tells in a file which event it has written last, so what may be missing is known from
+outside. It is killed 60 times with the engine at hand, and in a slow test 300 times with either.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pytest
 from padtrace.record import wire
 from padtrace.record.ring import EventWriter
 from padtrace.record.ring_reader import read_ring
+from padtrace.record.ring_search import remove_folder, rings_in
 from padtrace.record.seal import seal
 from padtrace.recording import reader, schema
 from padtrace.recording.writer import to_bytes
 from tests.record.made_events import EVENTS_PER_FORWARD, MadeRank, rank_facts
 from tests.record.test_ring import SYNC, long_sync, numbers
 
-KILLS = int(os.environ.get("PADTRACE_TEST_KILLS", "60"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -44,12 +44,12 @@ def _die_writing(folder: Path, progress: int) -> None:
         number += 1
 
 
-def test_at_most_the_event_being_written_is_lost(tmp_path: Path) -> None:
-    draw = random.Random(20)
-    torn = 0
-    for attempt in range(KILLS):
-        folder = tmp_path / str(attempt)
-        progress = os.open(tmp_path / f"progress{attempt}", os.O_RDWR | os.O_CREAT)
+def kill_often(parent: Path, kills: int, seed: int) -> None:
+    """Kill a writing child at random moments; nothing but the event being written is missing."""
+    draw = random.Random(seed)
+    for attempt in range(kills):
+        folder = parent / str(attempt)
+        progress = os.open(parent / f"progress{attempt}", os.O_RDWR | os.O_CREAT)
         os.pwrite(progress, struct.pack("<q", -1), 0)
         child = os.fork()
         if child == 0:
@@ -64,13 +64,13 @@ def test_at_most_the_event_being_written_is_lost(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         (last,) = struct.unpack("<q", os.pread(progress, 8, 0))
         os.close(progress)
-        ring = read_ring(next(folder.glob("*.ring")))
+        (path,) = rings_in(folder)
+        ring = read_ring(path)
         read = numbers(ring, "sync")
         # `last` was written whole; the next may or may not be there; nothing between is missing.
         assert read[-1] in (last, last + 1)
         assert read == list(range(read[0], read[-1] + 1))
         assert ring.damaged <= 1
-        torn += ring.damaged
         block = ring.events["sync"]
         for i in (0, len(read) // 2, len(read) - 1):
             values = block.values[block.starts[i] : block.starts[i + 1]].tolist()
@@ -81,6 +81,25 @@ def test_at_most_the_event_being_written_is_lost(tmp_path: Path) -> None:
         begun = ring.counters["events"]
         assert recording.process(0)["dropped"] == begun - len(read)
         assert begun - 1 in (last, last + 1)
+        remove_folder(folder)
+
+
+def test_at_most_the_event_being_written_is_lost(tmp_path: Path) -> None:
+    kill_often(tmp_path, 60, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_300_kills_lose_at_most_the_event_being_written(tmp_path: Path, native: str) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.record.test_sudden_death import kill_often\n"
+        "kill_often(Path(sys.argv[1]), 300, 21)\n"
+    )
+    environment = {**os.environ, "PADTRACE_NATIVE": native}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 11)", "os.abort()"])

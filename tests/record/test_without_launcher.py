@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from padtrace import cli
 from padtrace.record import attach, ring_file, settings
+from padtrace.record import ring_format as form
 from padtrace.record.ring import EventWriter
+from padtrace.record.seal import seal
 from padtrace.recording.reader import read
 from tests.record.made_events import MadeRank, rank_facts
 
 RANKS = 4
+HOUR_NS = 3600 * 10**9
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -37,6 +42,94 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return (code if isinstance(code, int) else 0), captured.out, captured.err
 
     return command
+
+
+Record = Callable[..., Path]
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """Records the two ranks of one of two machines, whose clock is so many hours ahead."""
+
+    def node(
+        number: int, *, hours: float = 0, session: str = "1.1", run: str = "", folder: str = ""
+    ) -> Path:
+        where = tmp_path / (folder or f"node{number}")
+        with monkeypatch.context() as patch:
+            real = time.time_ns
+            patch.setattr(ring_file.time, "time_ns", lambda: real() + int(hours * HOUR_NS))
+            patch.setattr(ring_file.socket, "gethostname", lambda: f"node{number}")
+            patch.setattr(ring_file, "boot_id", lambda: f"boot-of-node{number}")
+            patch.setattr(ring_file, "session", lambda: session)
+            for tp_rank in (2 * number, 2 * number + 1):
+                writer = EventWriter.create(where, size_bytes=1 << 20, run=run)
+                writer.facts(rank_facts(tp_rank=tp_rank, tp_size=RANKS))
+                for _ in MadeRank(writer, dp_rank=number, attn_tp=2).forwards(3):
+                    pass
+                writer.close()
+        return where
+
+    return node
+
+
+def skews(notes: list[str]) -> list[str]:
+    return [note for note in notes if "clocks apart" in note]
+
+
+@pytest.mark.parametrize("hours", [-24, -1, -0.5, 0.5, 1, 5.5])
+def test_nodes_whose_clocks_are_apart_are_one_server_and_the_skew_is_told(
+    record: Record, hours: float
+) -> None:
+    sealed = seal([record(0), record(1, hours=hours)])
+    assert (sealed.missing_ranks, sealed.left_out) == ([], [])
+    assert sealed.recording.table("process").column("global_rank").tolist() == [0, 1, 2, 3]
+    (note,) = skews(sealed.recording.about["notes"])
+    assert "node1" in note
+    assert "not aligned" in note
+    (stated,) = re.findall(r"([+-]\d+) s from node0", note)
+    assert abs(int(stated) - hours * 3600) < 60
+
+
+def test_nodes_whose_clocks_agree_have_no_skew(record: Record) -> None:
+    sealed = seal([record(0), record(1, hours=0.1)])
+    assert (len(sealed.rings), skews(sealed.notes)) == (4, [])
+
+
+def test_a_named_run_is_one_whatever_the_clocks_say_and_the_skew_is_told(record: Record) -> None:
+    sealed = seal([record(0, run="r"), record(1, run="r", hours=2)])
+    assert (len(sealed.rings), len(skews(sealed.notes))) == (4, 1)
+
+
+def test_runs_of_other_names_an_hour_apart_stay_apart(record: Record) -> None:
+    sealed = seal([record(0, run="a"), record(1, run="b", hours=1)])
+    assert (len(sealed.rings), len(sealed.left_out), skews(sealed.notes)) == (2, 2, [])
+
+
+def test_an_earlier_run_of_the_other_node_is_not_taken_for_a_skewed_one(record: Record) -> None:
+    record(0, hours=-5, session="old", folder="all")
+    record(1, hours=-5, session="old", folder="all")
+    sealed = seal([record(1, folder="all")])
+    # Node 0 has only the earlier run, and that belongs to the earlier one of node 1.
+    assert (len(sealed.rings), len(sealed.left_out), sealed.missing_ranks) == (2, 4, [0, 1])
+
+
+def test_of_two_starts_the_nearer_one_is_taken(record: Record) -> None:
+    record(0, hours=-30, session="old")
+    sealed = seal([record(0, hours=-1, session="new"), record(1)])
+    assert (len(sealed.rings), len(sealed.left_out), sealed.missing_ranks) == (4, 2, [])
+
+
+def test_two_containers_of_one_machine_an_hour_apart_are_two_runs(
+    record: Record,
+) -> None:
+    first = record(0)
+    second = record(1, hours=1)
+    for path in second.glob("*.ring"):
+        data = path.read_bytes().replace(b"boot-of-node1", b"boot-of-node0", 1)
+        fixed = data[: form.HEADER.size]
+        path.write_bytes(fixed + form.CHECKSUM.pack(crc32(fixed)) + data[len(fixed) + 4 :])
+    sealed = seal([first, second])
+    assert (len(sealed.rings), len(sealed.left_out)) == (2, 2)
 
 
 @pytest.fixture

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.server
+import importlib.util
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -84,15 +95,56 @@ def test_a_release_is_fetched_once_verified_and_removed(index: Path) -> None:
         releases.verify("9.9.9")
 
 
-@pytest.mark.parametrize("change", ["edit", "delete", "record", "manifest"])
-def test_a_changed_file_is_found(index: Path, change: str) -> None:
-    _wheel(index)
-    folder = releases.fetch("9.9.9")
+@pytest.fixture(scope="module")
+def fetched_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fetched release, to be copied."""
+    folder = tmp_path_factory.mktemp("once")
+    _wheel(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(folder))
+        wheels.fetch("sglang", "9.9.9", folder / "9.9.9", Path(sys.executable), _silent)
+    return folder / "9.9.9"
+
+
+@pytest.fixture
+def fetched(index: Path, fetched_once: Path) -> Path:
+    """A fetched release in padtrace's cache."""
+    folder = index.parent / "cache" / "releases" / "9.9.9"
+    shutil.copytree(fetched_once, folder)
+    return folder
+
+
+CHANGES = [
+    "edit",
+    "delete",
+    "record",
+    "manifest",
+    "plant",
+    "link",
+    "linked folder",
+    "bytecode only",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_file_is_found(fetched: Path, change: str) -> None:
+    folder = fetched
     file = folder / "sglang/srt/layers.py"
     if change == "edit":
         file.write_text("rows = 7\n")
     elif change == "delete":
         file.unlink()
+    elif change == "plant":
+        (folder / "json.py").write_text("import os\n")
+    elif change == "link":
+        file.rename(folder.parent / "layers.py")
+        file.symlink_to(folder.parent / "layers.py")
+    elif change == "linked folder":
+        (folder / "sglang" / "more").symlink_to(folder.parent)
+    elif change == "bytecode only":
+        (folder / "json.pyc").write_bytes(b"")
     elif change == "record":
         file.write_text("rows = 7\n")
         record = folder / INFO / "RECORD"
@@ -109,6 +161,164 @@ def test_a_changed_file_is_found(index: Path, change: str) -> None:
     with pytest.raises(EnvironmentMissingError) as caught:
         releases.verify("9.9.9")
     assert "releases fetch 9.9.9" in caught.value.hint
+
+
+class Index(http.server.SimpleHTTPRequestHandler):
+    """A package index of one wheel, as `stated` says: PEP 503 (HTML) or PEP 691 (JSON)."""
+
+    stated: ClassVar[dict[str, str]] = {}
+    json_page = False
+    wheel = b""
+    served = 0
+
+    def do_GET(self) -> None:
+        name = "sglang-9.9.9-py3-none-any.whl"
+        if self.path.endswith(name):
+            type(self).served += 1
+            self._answer("application/zip", self.wheel)
+        elif self.json_page:
+            page = {"meta": {"api-version": "1.0"}, "name": "sglang", "files": [
+                {"filename": name, "url": f"/files/{name}", "hashes": self.stated}
+            ]}  # fmt: skip
+            self._answer("application/vnd.pypi.simple.v1+json", json.dumps(page).encode())
+        else:
+            fragment = "".join(f"#{kind}={value}" for kind, value in self.stated.items())
+            page_text = f'<a href="/files/{name}{fragment}">{name}</a>'
+            self._answer("text/html", page_text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+    def _answer(self, kind: str, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def served(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Index]]:
+    """An index over HTTP that is pip's only one; the test says what it states."""
+    handler = type("OneIndex", (Index,), {"wheel": _wheel(index).read_bytes()})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip-cache"))
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield handler
+        server.shutdown()
+
+
+@pytest.mark.parametrize("json_page", [False, True])
+def test_a_wheel_is_held_against_the_hash_of_the_index(
+    served: type[Index], json_page: bool
+) -> None:
+    digest = hashlib.sha256(served.wheel).hexdigest()
+    served.stated, served.json_page = {"sha256": digest}, json_page
+    manifest = wheels.read_manifest(releases.fetch("9.9.9"))
+    assert manifest is not None
+    assert (manifest.stated_sha256, manifest.sha256, manifest.unverified) == (digest, digest, "")
+    assert releases.verify("9.9.9") == "as fetched, and as the index states it"
+    (line,) = [line for line in releases.listed() if line.version == "9.9.9"]
+    assert line.unverified == ""
+
+
+@pytest.mark.parametrize("json_page", [False, True])
+def test_an_index_without_hashes_is_said_to_be_one(served: type[Index], json_page: bool) -> None:
+    served.json_page = json_page
+    manifest = wheels.read_manifest(releases.fetch("9.9.9"))
+    assert manifest is not None
+    assert manifest.sha256 == hashlib.sha256(served.wheel).hexdigest()
+    assert (manifest.stated_sha256, manifest.unverified) == ("", wheels.NO_HASH)
+    assert releases.verify("9.9.9") == f"as fetched, but unverified: {wheels.NO_HASH}"
+    (line,) = [line for line in releases.listed() if line.version == "9.9.9"]
+    assert line.unverified == wheels.NO_HASH
+
+
+@pytest.mark.parametrize("json_page", [False, True])
+def test_a_wheel_that_is_not_the_stated_one_is_not_fetched(
+    served: type[Index], json_page: bool
+) -> None:
+    served.stated, served.json_page = {"sha256": "0" * 64}, json_page
+    with pytest.raises(EnvironmentMissingError) as caught:
+        releases.fetch("9.9.9")
+    assert "the index states" in caught.value.why
+    assert served.served > 0
+    assert releases.cached() == []
+
+
+def test_a_file_that_changes_between_two_requests_is_not_fetched(served: type[Index]) -> None:
+    """The hash is asked for first; whoever then sends another file is found out."""
+    first = served.wheel
+
+    class Changing:
+        def __get__(self, instance: object, owner: type[Index]) -> bytes:
+            return first if owner.served <= 1 else first + b"more"
+
+    served.wheel = Changing()  # type: ignore[assignment]
+    with pytest.raises(EnvironmentMissingError) as caught:
+        releases.fetch("9.9.9")
+    assert "the index states" in caught.value.why
+    assert releases.cached() == []
+
+
+def test_a_pip_that_cannot_report_fetches_and_says_so(
+    served: type[Index], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = wheels._run
+
+    def old(command: list[str], *rest: Any) -> tuple[int, list[str]]:
+        return (2, ["no such option: --dry-run"]) if "--report" in command else run(command, *rest)
+
+    monkeypatch.setattr(wheels, "_run", old)
+    releases.fetch("9.9.9")
+    assert "unverified: this pip does not report" in releases.verify("9.9.9")
+
+
+def test_a_folder_of_wheels_states_no_hash(index: Path) -> None:
+    _wheel(index)
+    releases.fetch("9.9.9")
+    assert wheels.NO_HASH in releases.verify("9.9.9")
+
+
+def test_bytecode_made_by_running_is_removed_not_believed(fetched: Path) -> None:
+    folder = fetched
+    source = folder / "sglang/srt/layers.py"
+    # Python believes a cached file whose source has the size and the time it states.
+    planted = source.with_name("planted.py")
+    planted.write_text("rows = 7\n")
+    os.utime(planted, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns))
+    cached = py_compile.compile(str(planted), importlib.util.cache_from_source(str(source)))
+    planted.unlink()
+    command = [sys.executable, "-c", "import sglang.srt.layers as m; print(m.rows)"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+
+    def rows() -> str:
+        return subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+
+    assert rows() == "7\n"
+    releases.verify("9.9.9")
+    assert not Path(str(cached)).exists()
+    assert rows() == "8\n"
+    releases.verify("9.9.9")
+
+
+def test_a_release_fetched_by_an_older_padtrace_is_used_and_what_is_missing_is_said(
+    fetched: Path,
+) -> None:
+    folder = fetched
+    written = json.loads((folder / wheels.MANIFEST).read_bytes())
+    kept = ("name", "version", "wheel", "sha256", "record_sha256", "size")
+    (folder / wheels.MANIFEST).write_text(json.dumps({key: written[key] for key in kept}))
+    assert releases.resolve("9.9.9", None, _silent) == Release("9.9.9", folder, "wheel")
+    assert releases.verify("9.9.9") == f"as fetched, but unverified: {wheels.OLD_MANIFEST}"
+    (folder / "json.py").write_text("import os\n")
+    with pytest.raises(EnvironmentMissingError, match="not what was fetched"):
+        releases.verify("9.9.9")
 
 
 def test_offline_says_what_to_do(index: Path) -> None:

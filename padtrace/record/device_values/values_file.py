@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
+from padtrace.record import filesystems
 from padtrace.record.device_values import layout
 from padtrace.record.ring_file import RingUnavailable, map_new_file
+from padtrace.record.ring_folder import FolderRefused, opened
 
 _KEPT = layout.COUNTER["kept"]
 _DROPPED = layout.COUNTER["dropped"]
@@ -38,7 +40,7 @@ class ValuesFile:
 
     @classmethod
     def create(cls, path: Path, size_bytes: int, *, keep_first: bool = False) -> ValuesFile:
-        """Make the file (0600).
+        """Make the file (0600), beside the ring: there a page can be guaranteed.
 
         Raises:
             RingUnavailable: there is no room or no place for it; nothing is left behind.
@@ -46,8 +48,12 @@ class ValuesFile:
         size = size_bytes // layout.PAGE * layout.PAGE
         fixed = layout.HEADER.pack(layout.MAGIC, layout.VERSION, os.getpid(), size)
         try:
-            mapping = map_new_file(path, size)
-        except (OSError, ValueError, OverflowError) as error:
+            with opened(path.parent) as folder:
+                unsafe = filesystems.doubt(folder)
+                if unsafe:
+                    raise FolderRefused(unsafe, "name a folder on ext4 or tmpfs")
+                mapping = map_new_file(folder, path.name, size)
+        except (OSError, ValueError, OverflowError, FolderRefused) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise RingUnavailable(f"{path}: {reason}") from error
         header = fixed + layout.CHECKSUM.pack(crc32(fixed))
