@@ -20,7 +20,7 @@ from padtrace.replay import releases
 TARGET = Path(__file__).resolve().parent.parent / "padtrace/sharing/server_arguments.json"
 _SOURCES = ("srt/server_args.py", "srt/arg_groups/*.py", "srt/arg_groups/fields/*.py")
 _NUMBERS = {"int", "float"}
-_ALL = ("choices", "numbers", "switches", "flags")
+_ALL = ("choices", "numbers", "flags")
 
 
 class Reader:
@@ -29,7 +29,6 @@ class Reader:
     def __init__(self) -> None:
         self.choices: dict[str, set[str]] = {}
         self.numbers: set[str] = set()
-        self.switches: set[str] = set()
         self.flags: dict[str, str] = {}
         self._constants: dict[str, ast.expr] = {}
 
@@ -52,7 +51,6 @@ class Reader:
         return {
             "choices": {name: sorted(self.choices[name]) for name in sorted(self.choices)},
             "numbers": sorted(self.numbers),
-            "switches": sorted(self.switches),
             "flags": {flag: self.flags[flag] for flag in sorted(self.flags)},
         }
 
@@ -85,8 +83,6 @@ class Reader:
             self._alias(flag, name)
         self._add(name, self._texts(given.get("choices")))
         kinds = {_name(given["type"])} if "type" in given else set()
-        if self._texts(given.get("action")) & {"store_true", "store_false"}:
-            kinds = {"bool"}
         self._typed(name, kinds)
 
     def _typed(self, name: str, kinds: set[str]) -> None:
@@ -94,8 +90,6 @@ class Reader:
             return
         if kinds & _NUMBERS:
             self.numbers.add(name)
-        elif "bool" in kinds:
-            self.switches.add(name)
 
     def _alias(self, flag: str, name: str) -> None:
         if _plain(flag) != name:

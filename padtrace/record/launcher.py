@@ -23,11 +23,12 @@ from typing import Any
 
 from padtrace.errors import EnvironmentMissingError, PadtraceError, UsageError
 from padtrace.record import settings
-from padtrace.record.redact import redact_arguments, redact_text
 from padtrace.record.seal import Sealed, seal
 from padtrace.record.server_process import ServerProcess
 from padtrace.record.status import Status, StatusReader
 from padtrace.recording import writer
+from padtrace.sharing.redact import redact_text
+from padtrace.sharing.rule import kept_command
 
 _MODULE = "sglang.launch_server"
 _PLUGIN = "padtrace"
@@ -350,7 +351,7 @@ def _make_ring_folder(parent: Path) -> Path:
 
 
 def _about(command: Sequence[str], tier: str) -> dict[str, Any]:
-    return {"command": shlex.join(["python", *redact_arguments(command[1:])]), "tier": tier}
+    return {"command": kept_command(shlex.join(["python", *command[1:]])), "tier": tier}
 
 
 def _file_name(server_arguments: Sequence[str]) -> str:
