@@ -23,8 +23,8 @@ from padtrace.record.runs import Place, Run, choose, missing_ranks, place_of
 from padtrace.record.values_reader import KeptValues, read_values
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Recording, Value
-from padtrace.sharing.document import without_machines
 from padtrace.sharing.document import kept as kept_document
+from padtrace.sharing.document import without_machines
 from padtrace.sharing.rule import kept_facts, node_label
 
 _CLOCK_SET_NS = 100_000_000

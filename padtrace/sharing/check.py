@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from padtrace.errors import BadRecordingError
 from padtrace.recording import schema
 from padtrace.recording.columns import ENCODINGS
 from padtrace.recording.model import Recording
+from padtrace.recording.reader import MAX_HEADER_BYTES
 from padtrace.recording.value_tensors import INTEGERS, PREFIX, tier_of
 from padtrace.recording.writer import to_bytes
 from padtrace.sharing import document, walk
@@ -91,6 +94,25 @@ class ShareProof:
         }
 
 
+def share_check_file(recording: Recording, path: Path) -> ShareProof:
+    """The same for a file that the reader has just read: its header, byte by byte.
+
+    Raises:
+        BadRecordingError: the header cannot be read again, or is nested too deep.
+    """
+    try:
+        with path.open("rb") as file:
+            length = file.read(8)
+            size = min(int.from_bytes(length, "little"), MAX_HEADER_BYTES)
+            return share_check(recording, length + file.read(size))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadRecordingError(
+            f"bad recording: {path.name}",
+            f"its header cannot be looked through: {type(error).__name__}",
+            "ask for the file again, or record once more",
+        ) from error
+
+
 def share_check(recording: Recording, data: bytes | None = None) -> ShareProof:
     """Look at everything in the file that could carry contents.
 
@@ -138,8 +160,8 @@ def masked(text: str) -> str:
     """The first and the last character and the length of a text, escaped."""
     if len(text) < 8:
         return f"… ({len(text)} characters)"
-    first, last = (character if character.isprintable() else "?" for character in text[:: len(text) - 1])
-    return f"{first}…{last} ({len(text)} characters)"
+    ends = [character if character.isprintable() else "?" for character in (text[0], text[-1])]
+    return f"{ends[0]}…{ends[1]} ({len(text)} characters)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +245,10 @@ def _free_texts(header: _Header) -> dict[str, int]:
     """Places of texts that are no plain name: models, and more than one word."""
     counts: Counter[str] = Counter()
     for text in _texts(header):
-        free = " " in text.text.strip() or text.place[-1] in _MODELS or text.place == ("about", "run")
-        if not text.is_name and free and text.place[0] != "absent":
+        if text.is_name or text.place[0] == "absent":
+            continue
+        model = text.place[-1] in _MODELS or text.place == ("about", "run")
+        if model or " " in text.text.strip():
             counts[_general(text.place)] += 1
     return dict(sorted(counts.items()))
 

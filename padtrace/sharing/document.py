@@ -67,7 +67,9 @@ def without_machines(recording: Recording, labels: Mapping[str, str]) -> Recordi
         labels: by name of the machine.
     """
     names = [re.escape(name) for name in sorted(labels, key=len, reverse=True) if name]
-    machine = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(names)})(?![A-Za-z0-9])") if names else None
+    machine = (
+        re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(names)})(?![A-Za-z0-9])") if names else None
+    )
 
     def label(text: Any) -> Any:
         if not isinstance(text, str):

@@ -81,9 +81,7 @@ def kept_string(text: str) -> str:
         return text
     if len(text) > LONGEST_STRING:
         return REDACTED
-    known = (
-        _NAME_OF_CODE.fullmatch(text) or _FRAME.fullmatch(text) or _OWN_SENTENCE.fullmatch(text)
-    )
+    known = _NAME_OF_CODE.fullmatch(text) or _FRAME.fullmatch(text) or _OWN_SENTENCE.fullmatch(text)
     if known:
         return text if redact_text(text) == text else REDACTED
     return text if fits_template(text) else REDACTED

@@ -11,11 +11,27 @@ _SECRET_NAME = re.compile(
 )
 # Too short to be looked for inside a longer word.
 _SECRET_PARTS = frozenset(
-    "pass pw pwd passwd pat psk sig sas otp dsn jwt cred creds pin passcode".split()
+    [
+        "pass",
+        "pw",
+        "pwd",
+        "passwd",
+        "pat",
+        "psk",
+        "sig",
+        "sas",
+        "otp",
+        "dsn",
+        "jwt",
+        "cred",
+        "creds",
+        "pin",
+        "passcode",
+    ]
 )
 # Names of SGLang and of model configurations that only sound like a secret.
 _HARMLESS_NAME = re.compile(
-    r"tokenizer|tokens|token_(?:map|num|ids?|step|ratio|usage|usages|distribution)|num_token"
+    r"tokenizer|tokens|token_(?:to|map|num|ids?|step|ratio|usage|usages|distribution)|num_token"
     r"|_per_token|(?:to|inter|first)_token|forward_pass|per_pass|key_value|num_key|qk_|disable_.*|enable_.*|skip_.*",
     re.IGNORECASE,
 )

@@ -116,7 +116,29 @@ _BRACKETS = re.compile(r"[\[\]{}()]")
 _HOST_PORT = re.compile(
     r"(?<![A-Za-z0-9_./-])(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z0-9-]{1,63}):\d{2,5}(?![0-9])"
 )
-_SOURCE_FILE = frozenset("py pyx pyi c cc cpp cu cuh h hpp rs js ts json md txt so log sh".split())
+_SOURCE_FILE = frozenset(
+    [
+        "py",
+        "pyx",
+        "pyi",
+        "c",
+        "cc",
+        "cpp",
+        "cu",
+        "cuh",
+        "h",
+        "hpp",
+        "rs",
+        "js",
+        "ts",
+        "json",
+        "md",
+        "txt",
+        "so",
+        "log",
+        "sh",
+    ]
+)
 _IPV4 = re.compile(
     r"(?<![\w.])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?:[:/]\d{1,5})?(?!\.?\d)(?![A-Za-z_])"
 )
