@@ -120,13 +120,11 @@ class Reader:
 
 
 def _assigned(trees: list[ast.Module]) -> Iterable[tuple[str, ast.expr]]:
-    for tree in trees:
-        for line in tree.body:
-            if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-                yield line.targets[0].id, line.value
-            elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                if line.value is not None:
-                    yield line.target.id, line.value
+    for line in (line for tree in trees for line in tree.body):
+        target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+        value = getattr(line, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+            yield target.id, value
 
 
 def _name(node: ast.expr) -> str:

@@ -41,6 +41,7 @@ INSIDE_SERVER = {
     "record/state_core", "record/settings", "record/device_values",
     "sharing/kept", "sharing/rule", "sharing/names", "sharing/redact", "sharing/messages",
 }  # fmt: skip
+FOLDERS = ("record", "recording", "contracts", "sharing")
 SERVER_MAY_IMPORT = {"recording/schema", "recording/absent", "recording/facts", "contracts/rows"}
 HEAVY = {"torch", "sglang", "sgl_kernel", "flash_mla", "triton", "transformers"}
 HEAVY_ALLOWED = ("record/", "lab/", "replay/worker", "replay/kernels/")
@@ -106,7 +107,7 @@ def test_what_runs_in_a_server_is_small(path: Path) -> None:
     outside = {
         name
         for name in _ours(path)
-        if name not in SERVER_MAY_IMPORT and name not in ("record", "recording", "contracts", "sharing")
+        if name not in SERVER_MAY_IMPORT and name not in FOLDERS
         and not any(name == inside or name.startswith(f"{inside}/") for inside in INSIDE_SERVER)
     }  # fmt: skip
     assert not outside, f"{place} imports {sorted(outside)}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from padtrace.errors import BadRecordingError
 from padtrace.recording import schema
+from padtrace.recording.absent import NOT_RECORDED
 from padtrace.recording.columns import ENCODINGS
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import MAX_HEADER_BYTES
@@ -22,7 +23,7 @@ from padtrace.recording.writer import to_bytes
 from padtrace.sharing import document, walk
 from padtrace.sharing.kept import FACTS, LIST_VERSION, Kind
 from padtrace.sharing.messages import kind_of_string
-from padtrace.sharing.redact import redact_text
+from padtrace.sharing.redact import REDACTED, redact_text
 from padtrace.sharing.walk import Text
 
 MOST_SUSPICIONS = 20
@@ -245,7 +246,7 @@ def _free_texts(header: _Header) -> dict[str, int]:
     """Places of texts that are no plain name: models, and more than one word."""
     counts: Counter[str] = Counter()
     for text in _texts(header):
-        if text.is_name or text.place[0] == "absent":
+        if text.is_name or text.place[0] == "absent" or text.text in (REDACTED, NOT_RECORDED):
             continue
         model = text.place[-1] in _MODELS or text.place == ("about", "run")
         if model or " " in text.text.strip():

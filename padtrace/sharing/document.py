@@ -67,15 +67,13 @@ def without_machines(recording: Recording, labels: Mapping[str, str]) -> Recordi
         labels: by name of the machine.
     """
     names = [re.escape(name) for name in sorted(labels, key=len, reverse=True) if name]
-    machine = (
-        re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(names)})(?![A-Za-z0-9])") if names else None
-    )
+    machine = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(names) or '(?!)'})(?![A-Za-z0-9])")
 
     def label(text: Any) -> Any:
         if not isinstance(text, str):
             return text
         text = _RING.sub(lambda found: labels.get(found[0], "node"), text)
-        return machine.sub(lambda found: labels[found[0]], text) if machine else text
+        return machine.sub(lambda found: labels[found[0]], text)
 
     about = dict(recording.about)
     about["run"] = label(about.get("run"))

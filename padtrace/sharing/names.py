@@ -11,24 +11,11 @@ _SECRET_NAME = re.compile(
 )
 # Too short to be looked for inside a longer word.
 _SECRET_PARTS = frozenset(
-    [
-        "pass",
-        "pw",
-        "pwd",
-        "passwd",
-        "pat",
-        "psk",
-        "sig",
-        "sas",
-        "otp",
-        "dsn",
-        "jwt",
-        "cred",
-        "creds",
-        "pin",
-        "passcode",
-    ]
-)
+    (
+        "pass", "pw", "pwd", "passwd", "pat", "psk", "sig", "sas", "otp", "dsn", "jwt", "cred",
+        "creds", "pin", "passcode",
+    )
+)  # fmt: skip
 # Names of SGLang and of model configurations that only sound like a secret.
 _HARMLESS_NAME = re.compile(
     r"tokenizer|tokens|token_(?:to|map|num|ids?|step|ratio|usage|usages|distribution)|num_token"

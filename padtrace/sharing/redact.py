@@ -15,6 +15,7 @@ import ipaddress
 import math
 import re
 from collections import Counter
+from itertools import pairwise
 
 from padtrace.sharing.names import content_name, secret_name
 
@@ -117,28 +118,11 @@ _HOST_PORT = re.compile(
     r"(?<![A-Za-z0-9_./-])(?:[A-Za-z0-9-]{1,63}\.){1,8}([A-Za-z0-9-]{1,63}):\d{2,5}(?![0-9])"
 )
 _SOURCE_FILE = frozenset(
-    [
-        "py",
-        "pyx",
-        "pyi",
-        "c",
-        "cc",
-        "cpp",
-        "cu",
-        "cuh",
-        "h",
-        "hpp",
-        "rs",
-        "js",
-        "ts",
-        "json",
-        "md",
-        "txt",
-        "so",
-        "log",
-        "sh",
-    ]
-)
+    (
+        "py", "pyx", "pyi", "c", "cc", "cpp", "cu", "cuh", "h", "hpp", "rs", "js", "ts", "json",
+        "md", "txt", "so", "log", "sh",
+    )
+)  # fmt: skip
 _IPV4 = re.compile(
     r"(?<![\w.])(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})(?:[:/]\d{1,5})?(?!\.?\d)(?![A-Za-z_])"
 )
@@ -248,7 +232,7 @@ def _if_base64(match: re.Match[str]) -> str:
     if _HASH.fullmatch(word):
         return match[0]
     kinds = [_kind(character) for character in word if character not in "+/"]
-    changes = sum(a != b for a, b in zip(kinds, kinds[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(kinds))
     random = len(set(kinds)) == 3 and changes >= 0.4 * len(kinds)
     return REDACTED if random else match[0]
 

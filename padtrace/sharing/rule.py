@@ -136,7 +136,7 @@ def model_name(text: str) -> str:
     text = text[:LONGEST_TEXT].strip()
     if cached := _HUB.search(text):
         return _model(f"{cached[1]}/{cached[2]}")
-    scheme, found, rest = text.partition("://")
+    _, found, rest = text.partition("://")
     if found:
         text = "/" + re.split(r"[?#]", rest)[0].rpartition("@")[2]
     parts = [part for part in re.split(r"[/\\]+", text) if part]
