@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _SECRET_NAME = re.compile(
-    r"key|token|secret|passw|passphrase|pwd|credential|auth(?!or)|bearer|cookie|signature|private"
+    r"key|token|secret|passw|passphrase|pwd|credential|auth(?!or(?!i[sz]))|bearer|cookie|signature|private"
     r"|session_id|webhook|connection_?string",
     re.IGNORECASE,
 )

@@ -66,6 +66,7 @@ _SCHEMES = (
     r"\s{1,4}(?:is|was)\s{1,4})[^\s]++",
 )
 _PLACES = (
+    r"(?<![A-Za-z0-9_+])\+\d{1,3}(?:[ .()-]{1,2}\d{2,5}){2,5}(?![A-Za-z0-9])",
     # A URL names a machine, and may hold a user, a signature, a path.
     r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,30}+:(?://|\\/\\/)[^\s\"'<>`]*+",
     r"(?<![A-Za-z0-9+.-])file:/[^\s\"'<>`]*+",
@@ -78,10 +79,10 @@ _PLACES = (
     r"(?<![A-Za-z0-9])[A-Za-z]:\\+(?:[^\\/:*?\"'<>|\r\n]{1,255}\\+)*+[^\s\\\"'<>|,;]*+",
     r"(?<![A-Za-z0-9])[A-Za-z]:/[^\s\"'<>|,;:]*+",
     r"(?<![\\A-Za-z0-9])\\{2,}[A-Za-z0-9._$-]+\\+[^\s\"'<>|,;]*+",
-    r"(?<![A-Za-z0-9/])//[A-Za-z0-9._-]{1,63}+/[^\s\"'<>|,;]*+",
+    r"(?<!/)//[A-Za-z0-9._-]{1,63}+/[^\s\"'<>|,;]*+",
     r"(?<![A-Za-z0-9_~])~(?:[A-Za-z_][A-Za-z0-9_.-]*+)?(?:/[^\s:\"'|<>,;]*+)?(?<=[^~])",
     # From the root of a disk. One name alone may be a fraction or a flag of grep.
-    r"(?<![A-Za-z0-9_.~/\\\]])(?:/[^\s/:\"'|<>,;=()\[\]{}]++){2,}+/?",
+    r"(?<![A-Za-z0-9_.~/\\\]])(?:/+[^\s/:\"'|<>,;=()\[\]{}]++){2,}+/?",
     r"(?<![A-Za-z0-9_/])-[A-Za-z]/[^\s/:\"'|<>,;]++/[^\s\"'|<>,;]*+",
     r"(?<![A-Za-z0-9_.~/\\-])/(?:home|Users|root|mnt|media|Volumes|srv|private)/"
     r"[^\s:\"'|<>,;]*+",
@@ -93,11 +94,11 @@ _PLACES = (
     r"(?::\d{1,5})?",
     r"(?<![A-Za-z0-9_.-])ip(?:-\d{1,3}){4}(?![0-9])",
     r"(?<![A-Za-z0-9_.-])localhost:\d{2,5}(?![0-9])",
-    r"(?<![A-Za-z0-9_./-])(?=[A-Za-z]{0,62}[0-9-])[A-Za-z][A-Za-z0-9-]{1,62}+:\d{4,5}(?![0-9A-Za-z])",
+    r"(?<![A-Za-z0-9_.-])(?=[A-Za-z]{0,62}[0-9-])[A-Za-z][A-Za-z0-9-]{1,62}+:\d{4,5}(?![0-9A-Za-z])",
     r"(?<![A-Za-z0-9])[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}(?![A-Za-z0-9])",
-    r"(?<![A-Za-z0-9_+])\+\d{1,3}(?:[ .()-]{1,2}\d{2,5}){2,5}(?![A-Za-z0-9])",
 )
-_SHAPES = tuple(re.compile(shape) for shape in (*_SERVICE_SHAPES, *_SCHEMES, *_PLACES))
+_KEY_SHAPES = tuple(re.compile(shape) for shape in (*_SERVICE_SHAPES, *_SCHEMES))
+_PLACE_SHAPES = tuple(re.compile(shape) for shape in _PLACES)
 _PEM = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,60}-----.*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL
 )
@@ -138,17 +139,25 @@ _MIN_ENTROPY_BITS = 3.5
 
 def redact_text(text: str) -> str:
     """`text` without what has the shape of a secret, a place or a person."""
+    text = redact_keys(text)
+    text = _IPV6.sub(_if_address6, text)
+    text = _IPV4.sub(_if_address4, text)
+    for shape in _PLACE_SHAPES:
+        text = shape.sub(REDACTED, text)
+    text = _HOST_PORT.sub(_unless_source, text)
+    text = _BASE64.sub(_if_base64, text)
+    return _WORD.sub(_if_random, text)
+
+
+def redact_keys(text: str) -> str:
+    """`text` without keys, tokens and what stands under the name of a secret; places stay."""
     text = _PEM.sub(REDACTED, text)
     text = _HEADER.sub(rf"\1\2{REDACTED}", text)
     text = _redact_named(text)
     text = _SK.sub(_unless_words, text)
-    for shape in _SHAPES:
+    for shape in _KEY_SHAPES:
         text = shape.sub(REDACTED, text)
-    text = _HOST_PORT.sub(_unless_source, text)
-    text = _IPV4.sub(_if_address4, text)
-    text = _IPV6.sub(_if_address6, text)
-    text = _BASE64.sub(_if_base64, text)
-    return _WORD.sub(_if_random, text)
+    return text
 
 
 def _redact_named(text: str) -> str:
@@ -233,7 +242,7 @@ def _if_base64(match: re.Match[str]) -> str:
         return match[0]
     kinds = [_kind(character) for character in word if character not in "+/"]
     changes = sum(a != b for a, b in pairwise(kinds))
-    random = len(set(kinds)) == 3 and changes >= 0.4 * len(kinds)
+    random = len(set(kinds)) == 3 and changes >= 0.3 * len(kinds)
     return REDACTED if random else match[0]
 
 

@@ -18,7 +18,7 @@ from padtrace.recording.absent import NOT_RECORDED
 from padtrace.sharing import kept
 from padtrace.sharing.kept import Kept, Kind
 from padtrace.sharing.names import secret_name
-from padtrace.sharing.redact import REDACTED, redact_text
+from padtrace.sharing.redact import REDACTED, redact_keys, redact_text
 
 Place = tuple[str, ...]
 
@@ -46,6 +46,8 @@ _BEFORE_FLAGS = frozenset(
 )
 _HUB = re.compile(r"models--([\w.+-]{1,96}?)--([\w.+-]{1,96})(?:[/\\]|\Z)")
 _MODEL = re.compile(r"(?:\.\.\./)?(?:[\w.+-]{1,128}/)?[\w.+-]{1,128}(?:@[\w.-]{1,64})?")
+# Where models are kept under their names; any other URL may hold anything.
+_STORES = frozenset(("s3", "gs", "hf"))
 _HOMES = frozenset(("home", "users", "root"))
 _ALL = "*"
 
@@ -98,8 +100,10 @@ def kept_arguments(arguments: Sequence[str]) -> list[str]:
             flag = _flag(flag)
             result.append(f"{flag}={_argument(name, value)}" if equals else flag)
         else:
-            # A flag may take several values, so its name holds until the next flag.
+            # A flag may take several values, so its name holds until the next flag; of a model
+            # there is one, and what follows is no part of it.
             value = _argument(name, argument)
+            name = "" if _is_row(name) else name
             if value != NOT_RECORDED or result[-1:] != [NOT_RECORDED]:
                 result.append(value)
     return result
@@ -134,11 +138,15 @@ def model_name(text: str) -> str:
     if text in (REDACTED, NOT_RECORDED):
         return text
     text = text[:LONGEST_TEXT].strip()
+    scheme, found, rest = text.partition("://")
+    if found:
+        if scheme not in _STORES:
+            return NOT_RECORDED
+        text = "/" + re.split(r"[?#]", rest)[0].rpartition("@")[2]
+    if redact_keys(text) != text:
+        return REDACTED
     if cached := _HUB.search(text):
         return _model(f"{cached[1]}/{cached[2]}")
-    _, found, rest = text.partition("://")
-    if found:
-        text = "/" + re.split(r"[?#]", rest)[0].rpartition("@")[2]
     parts = [part for part in re.split(r"[/\\]+", text) if part]
     if not parts:
         return NOT_RECORDED
@@ -296,6 +304,10 @@ def _argument(name: str, value: str) -> str:
         return value
     words = (known.choices[other] for other in _named(name, known.choices, known.flags))
     return value if any(value in of for of in words) else NOT_RECORDED
+
+
+def _is_row(name: str) -> bool:
+    return ("server_args", kept.server_arguments().flags.get(name, name)) in _rows()
 
 
 def _takes(name: str, known: Iterable[str], flags: Mapping[str, str]) -> bool:
