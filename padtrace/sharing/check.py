@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from padtrace.sharing.walk import Text
 MOST_SUSPICIONS = 20
 _LONGEST_NAME = 80
 _MODELS = frozenset(row.place.rpartition(".")[2] for row in FACTS if row.kind is Kind.MODEL)
-# Where a digest is due, what looks random is one.
-_DIGEST_PLACES = frozenset(("digests", "fingerprints", "metadata_digest", "commit", "of"))
+# Most texts of a file stand in every file: the meaning of its columns.
+_LONGEST_REMEMBERED = 256
 _DIGEST_CHARACTERS = frozenset("0123456789abcdef")
 # Words that only a column of contents would carry; no column of the schema does.
 _CONTENT_WORDS = ("token_ids", "text", "prompt", "logits.values", "rid")
@@ -206,22 +207,40 @@ def _texts(header: _Header) -> Iterator[Text]:
 def _suspicions(header: _Header) -> list[Suspicion]:
     found: Counter[tuple[str, str, str]] = Counter()
     for text in _texts(header):
-        if _is_digest(text) or redact_text(text.text) == text.text:
+        if _is_digest(text) or _passes(text.text):
             continue
         why = "a name that looks like a secret" if text.is_name else "looks like a secret"
         found[_shown(text.place), masked(text.text), why] += 1
     return [Suspicion(*what, count) for what, count in sorted(found.items())]
 
 
+def _passes(text: str) -> bool:
+    if len(text) <= _LONGEST_REMEMBERED:
+        return _passes_remembered(text)
+    return redact_text(text) == text
+
+
+@lru_cache(4096)
+def _passes_remembered(text: str) -> bool:
+    return redact_text(text) == text
+
+
 def _is_digest(text: Text) -> bool:
+    """Where a digest is due, what looks random is one."""
     fits = 7 <= len(text.text) <= 64 and _DIGEST_CHARACTERS.issuperset(text.text)
-    return fits and not text.is_name and not _DIGEST_PLACES.isdisjoint(text.place)
+    due = (
+        text.place[:1] in (("digests",), ("metadata_digest",))
+        or text.place == ("about", "of")
+        or (text.place[:1] == ("facts",) and text.place[2:3] == ("fingerprints",))
+        or (text.place[:1] == ("facts",) and text.place[2:] == ("sglang", "commit"))
+    )
+    return fits and due and not text.is_name
 
 
 def _shown(place: tuple[str, ...]) -> str:
     """A place for people; a name in it that should not be read is not said."""
     names = [
-        name if name.isprintable() and len(name) <= _LONGEST_NAME and redact_text(name) == name
+        name if name.isprintable() and len(name) <= _LONGEST_NAME and _passes(name)
         else "?"
         for name in ("*" if name.isdigit() else name for name in place)
     ]  # fmt: skip

@@ -113,6 +113,8 @@ _NAMED = re.compile(
 )
 _FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*+)(\s{1,8})(?=[^\s-])")
 _VALUE_END = re.compile(r"[\s\"'&;]|,(?=\s|[\w.-]{1,80}[\"']?[:=]|\Z)|[)\]}](?=[\s,;)\]}]|\Z)")
+# A value that is gone already.
+_WITHHELD = re.compile(r"[\"']?\[(?:redacted|not recorded)\](?=[\s\"',;)\]}]|\Z)")
 _LINE_END = re.compile(r"[\r\n]|\Z")
 _BRACKETS = re.compile(r"[\[\]{}()]")
 _HOST_PORT = re.compile(
@@ -166,7 +168,7 @@ def _redact_named(text: str) -> str:
         parts: list[str] = []
         reached = 0
         for match in pattern.finditer(text):
-            if match.start() < reached:
+            if match.start() < reached or _WITHHELD.match(text, match.end()):
                 continue
             name = match[1].rpartition(".")[2] or match[1]
             if secret_name(match[1]):
