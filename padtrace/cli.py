@@ -78,16 +78,44 @@ def info(
 
     loaded = _read(recording)
     if share_check:
-        proof = info_view.share_check(loaded)
+        from padtrace.report import share_view
+        from padtrace.sharing.check import share_check_file
+
+        proof = share_check_file(loaded, recording)
         if json:
             _write(json_output.text(proof.as_json()))
         else:
-            info_view.print_share_check(_console(), proof)
+            share_view.print_share_check(_console(), proof, str(recording))
         raise typer.Exit(0 if proof.holds else 1)
     if json:
         _write(json_output.text(info_view.as_json(loaded, str(recording))))
     else:
         info_view.print_info(_console(), loaded, str(recording))
+
+
+@app.command()
+def redact(
+    recording: RecordingPath,
+    output: Annotated[
+        Path, typer.Option("--out", "-o", metavar="OUT", help="Where to write the copy.")
+    ],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Make a copy for a public issue: the same tables, no values of tensors, texts by the list."""
+    from padtrace.report import json_output, share_view
+    from padtrace.sharing.check import share_check
+    from padtrace.sharing.document import redacted
+
+    _refuse_to_overwrite(output, force)
+    copy = redacted(_read(recording))
+    proof = share_check(copy.recording)
+    size = _save(copy.recording, output, force)
+    if json:
+        _write(json_output.text(share_view.redacted_as_json(copy, proof, output, size)))
+    else:
+        share_view.print_redacted(_console(), copy, proof, output, size)
+    raise typer.Exit(0 if proof.holds else 1)
 
 
 @app.command()

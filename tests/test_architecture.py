@@ -15,11 +15,12 @@ ALLOWED = {
     "children": set(),
     "recording": {"recording"},
     "contracts": {"contracts", "recording"},
-    "record": {"record", "recording", "contracts/rows", "children"},
+    "sharing": {"sharing", "recording"},
+    "record": {"record", "recording", "sharing", "contracts/rows", "children"},
     "replay": {"replay", "recording", "children"},
     "lab": {"lab", "children"},
     "explore": {"explore", "replay", "contracts", "recording", "children"},
-    "report": {"report", "explore", "contracts", "recording"},
+    "report": {"report", "explore", "contracts", "recording", "sharing"},
     "cli": {
         "cli",
         "explore",
@@ -30,6 +31,7 @@ ALLOWED = {
         "contracts",
         "recording",
         "children",
+        "sharing",
     },
 }
 # What runs inside somebody's server, and what it may import of ours.
@@ -39,9 +41,10 @@ INSIDE_SERVER = {
     "record/imports", "record/ring_format", "record/ring_file", "record/ring_folder",
     "record/filesystems", "record/shared_memory", "record/facts_collector",
     "record/alarm", "record/ring", "record/wire", "record/native", "record/ring_core",
-    "record/state_core", "record/settings", "record/redact",
-    "record/device_values",
+    "record/state_core", "record/settings", "record/device_values",
+    "sharing/kept", "sharing/rule", "sharing/names", "sharing/redact", "sharing/messages",
 }  # fmt: skip
+FOLDERS = ("record", "recording", "contracts", "sharing")
 SERVER_MAY_IMPORT = {"recording/schema", "recording/absent", "recording/facts", "contracts/rows"}
 HEAVY = {"torch", "sglang", "sgl_kernel", "flash_mla", "triton", "transformers"}
 HEAVY_ALLOWED = ("record/", "lab/", "replay/worker", "replay/kernels/")
@@ -107,7 +110,7 @@ def test_what_runs_in_a_server_is_small(path: Path) -> None:
     outside = {
         name
         for name in _ours(path)
-        if name not in SERVER_MAY_IMPORT and name not in ("record", "recording", "contracts")
+        if name not in SERVER_MAY_IMPORT and name not in FOLDERS
         and not any(name == inside or name.startswith(f"{inside}/") for inside in INSIDE_SERVER)
     }  # fmt: skip
     assert not outside, f"{place} imports {sorted(outside)}"

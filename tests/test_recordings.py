@@ -10,7 +10,7 @@ import pytest
 from padtrace.contracts.engine import check
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import read
-from padtrace.report.info_view import share_check
+from padtrace.sharing.check import share_check_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
 # `padtrace record` and `padtrace lab` put theirs beside them, named by the time.
@@ -33,7 +33,7 @@ def test_the_readme_lists_exactly_the_files_there_are() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_sample_can_be_shared(path: Path) -> None:
     assert path.stat().st_size < 400_000
-    assert share_check(read(path)).holds
+    assert share_check_file(read(path), path).holds
     for word in (b"/root", b"/home", b"/tmp/", b"/opt/", b"/usr/", b"/var/"):
         assert word not in path.read_bytes(), word
 

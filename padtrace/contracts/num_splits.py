@@ -116,6 +116,7 @@ def _prefill_elsewhere(evidence: Evidence, sites: Sites) -> BoolArray:
     for process in range(elsewhere.size):
         arguments = evidence.facts(process).server_args
         backend = next((arguments[name] for name in _PREFILL_BACKEND if arguments.get(name)), None)
+        # A name that was not recorded is none of the tested releases, so not this one either.
         elsewhere[process] = backend not in (None, FLASHMLA_KV)
     extends = evidence.is_text(modes_of(evidence, sites), "EXTEND", "MIXED")
     return np.asarray(extends & elsewhere[evidence.column(sites.kind, "process")[sites.rows]])

@@ -1,21 +1,25 @@
 """The facts of a process: what SGLang's functions read besides the batch.
 
 Read from objects that exist anyway, once per process and once per model runner. What a release does
-not have is left out. Secrets are taken out before anything leaves this module.
+not have is left out. What leaves this module is a positive list, `sharing.kept`.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from padtrace.record.redact import redact_facts
+from padtrace.record.ring_file import boot_id
+from padtrace.recording.absent import NOT_RECORDED
+from padtrace.sharing.kept import LIST_VERSION
+from padtrace.sharing.rule import kept_facts, node_label
 
 _PARALLEL = (
     "tp_size", "tp_rank", "pp_size", "pp_rank", "attn_tp_size", "attn_tp_rank", "attn_cp_size",
@@ -51,13 +55,12 @@ _HF_CONFIG = (
 
 _SGLANG_PREFIXES = ("SGLANG_", "SGL_")
 _MISSING = object()
-_MAX_ARGUMENT = 4096
 # Whose wrappers are no change of what a function does.
 _KNOWN_WRAPPERS = ("sglang", "torch", "functools", "contextlib", "padtrace")
 
 
 def process_facts(tier: str) -> dict[str, Any]:
-    """What is known before any model is loaded: the release, the environment, the host."""
+    """What is known before any model is loaded: the release, the environment, the machine."""
     facts: dict[str, Any] = {
         "sglang": _sglang(),
         "environment": {
@@ -65,10 +68,10 @@ def process_facts(tier: str) -> dict[str, Any]:
             for name, value in sorted(os.environ.items())
             if name.startswith(_SGLANG_PREFIXES)
         },
-        "host": socket.gethostname().split(".")[0],
-        "recorder": {"tier": tier},
+        "host": node_label(socket.gethostname().split(".")[0], boot_id()),
+        "recorder": {"tier": tier, "list": LIST_VERSION},
     }
-    return redact_facts(facts)
+    return kept_facts(facts)
 
 
 def parallel_facts() -> dict[str, int]:
@@ -105,7 +108,7 @@ def runner_facts(model_runner: Any) -> dict[str, Any]:
     limit = _custom_all_reduce_limit()
     if limit is not None:
         facts["custom_all_reduce_max_bytes"] = limit
-    return redact_facts(facts)
+    return kept_facts(facts)
 
 
 def fingerprint(function: Any) -> str | None:
@@ -132,21 +135,18 @@ def _is_known_wrapper(layer: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it; objects become their fields, long texts are cut."""
+    """A value as the list can judge it; of an object only that there was one."""
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
         return int(value)
+    if isinstance(value, enum.Enum):
+        return value.value if isinstance(value.value, str) else value.name
     if isinstance(value, str):
-        return value[:_MAX_ARGUMENT]
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return str.__str__(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    fields = _fields(value)
-    if fields and type(value).__module__.startswith("sglang"):
-        return {name: plain(item) for name, item in fields.items()}
-    return getattr(value, "name", type(value).__name__)
+    return NOT_RECORDED
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -1,60 +1,21 @@
 """Exceptions that leave hooked functions: one error event each, where it was first seen.
 
-Some of SGLang's messages print a whole batch. A message is kept only if it fits one of the shipped
-templates, which let through numbers and fixed words; of any other only a hash is kept, so that two
-recordings can still be compared.
+What of an exception's message is kept is said in `sharing.messages`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 from types import TracebackType
 
 from padtrace.record.state import ERROR, BatchRecord, State
+from padtrace.sharing.messages import fits_template, kept_string
 
 _MARK = "_padtrace_seen"
 MAX_FRAMES = 12
 _OURS = ("padtrace/record/", "sglang/srt/plugins/hook_registry.py")
 
-_N = r"[-\d]+"
-_NAME = r"[A-Za-z_][\w.]{0,80}"
-_SHAPE = r"\[[\d, -]*\]"
-TEMPLATES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        # FlashMLA's shape checks, such as "num_splits must have shape (b+1)"
-        rf"{_NAME} must have shape \([\w +*/,.-]{{1,80}}\)",
-        rf"{_NAME} must be (?:contiguous|on CUDA|a CUDA tensor|(?:at least )?\d+-?D?)",
-        # SGLang: planned against padded rows, buckets
-        rf"topk_indices rows \({_N}\) > num_tokens \({_N}\); "
-        r"this indicates a mismatch between indexer output and q layout\.",
-        rf"size {_N} exceeds max captured bucket {_N}; "
-        r"can_run_graph should have rejected this batch",
-        r"DP CUDA graph replay requires raw per-rank request counts",
-        r"All of them must not be None",
-        r"only page size 64 is supported",
-        r"extend-idle conversion expects an empty rank",
-        # torch: shapes that do not fit
-        rf"The size of tensor a \({_N}\) must match the size of tensor b \({_N}\) "
-        rf"at non-singleton dimension {_N}",
-        rf"The expanded size of the tensor \({_N}\) must match the existing size \({_N}\) "
-        rf"at non-singleton dimension {_N}\.\s+Target sizes: {_SHAPE}\.\s+Tensor sizes: {_SHAPE}",
-        rf"Sizes of tensors must match except in dimension {_N}\. Expected size {_N} but got "
-        rf"size {_N} for tensor number {_N} in the list\.?",
-        rf"shape '{_SHAPE}' is invalid for input of size {_N}",
-        rf"Trying to create tensor with negative dimension {_N}(?:: {_SHAPE})?",
-        rf"mat1 and mat2 shapes cannot be multiplied \({_N}x{_N} and {_N}x{_N}\)",
-        rf"index {_N} is out of bounds for dimension {_N} with size {_N}",
-        rf"start \({_N}\) \+ length \({_N}\) exceeds dimension size \({_N}\)\.?",
-        r"max\(\): Expected reduction dim to be specified for input\.numel\(\) == 0\. "
-        r"Specify the reduction dim with the 'dim' argument\.",
-        # CUDA's own words; what follows them on further lines is dropped
-        r"CUDA error: [a-z ,]{1,120}",
-        r"CUDA out of memory\.",
-    )
-)
 _FIRST_LINE_ONLY = ("CUDA error: ",)
 
 
@@ -71,7 +32,7 @@ def message_of(error: BaseException) -> str:
         candidate = candidate.splitlines()[0].strip()
     elif candidate.startswith("CUDA out of memory."):
         candidate = "CUDA out of memory."
-    if any(template.fullmatch(candidate) for template in TEMPLATES):
+    if fits_template(candidate):
         return candidate
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
     return f"blake2b:{digest}"
@@ -86,7 +47,7 @@ def frames_of(traceback: TracebackType | None) -> list[str]:
         if not path.startswith(_OURS):
             found.append(f"{path}:{traceback.tb_lineno} {code.co_name}")
         traceback = traceback.tb_next
-    return found[-MAX_FRAMES:]
+    return [kept_string(frame) for frame in found[-MAX_FRAMES:]]
 
 
 def package_path(path: str) -> str:
@@ -123,7 +84,7 @@ class ErrorRecorder:
         exit_seq = state.leave(frame)
         own = (
             state.string(function),
-            state.string(type(error).__name__),
+            state.string(kept_string(type(error).__name__)),
             state.string(message_of(error)),
             len(frames),
         )

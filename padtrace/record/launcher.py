@@ -24,12 +24,13 @@ from padtrace import children
 from padtrace.children import Log, python_command, python_environment
 from padtrace.errors import EnvironmentMissingError, PadtraceError, UsageError
 from padtrace.record import settings
-from padtrace.record.redact import redact_arguments, redact_text
 from padtrace.record.ring_search import remove_folder
 from padtrace.record.seal import Sealed, seal
 from padtrace.record.server_process import ServerProcess
 from padtrace.record.status import Status, StatusReader
 from padtrace.recording import writer
+from padtrace.sharing.redact import redact_text
+from padtrace.sharing.rule import kept_command
 
 _MODULE = "sglang.launch_server"
 LOG_NAME = "server.log"
@@ -418,7 +419,7 @@ def _make_folders(out: Path, rings: Path | None) -> tuple[Path, Path]:
 
 
 def _about(command: Sequence[str], tier: str) -> dict[str, Any]:
-    return {"command": shlex.join(["python", *redact_arguments(command[1:])]), "tier": tier}
+    return {"command": kept_command(shlex.join(["python", *command[1:]])), "tier": tier}
 
 
 def _file_name(server_arguments: Sequence[str]) -> str:

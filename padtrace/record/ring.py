@@ -23,10 +23,10 @@ from zlib import crc32
 from padtrace.record import ring_format as form
 from padtrace.record import wire
 from padtrace.record.native import RingCore
-from padtrace.record.redact import redact_facts
 from padtrace.record.ring_core import NO_LIMIT
 from padtrace.record.ring_file import RingUnavailable as RingUnavailable
 from padtrace.record.ring_file import create_file
+from padtrace.sharing.rule import kept_facts
 
 logger = logging.getLogger("padtrace")
 
@@ -128,11 +128,11 @@ class EventWriter(RingCore):
             return 0
 
     def facts(self, patch: Mapping[str, Any]) -> None:
-        """Merge `patch` into the facts, objects into objects; secrets are taken out."""
+        """Merge `patch` into the facts, objects into objects; only what the positive list keeps."""
         if not self.on:
             return
         try:
-            data = json.dumps(redact_facts(patch), default=str, separators=(",", ":")).encode()
+            data = json.dumps(kept_facts(patch), default=str, separators=(",", ":")).encode()
             with self._static_lock:
                 if not self._static(form.ENTRY_FACTS, 0, data):
                     self._say_once("facts", "the ring has no room for more facts")

@@ -17,13 +17,15 @@ from padtrace.record import endings, ring_search
 from padtrace.record.coverage import coverage_of, dropped_events, graph_forwards
 from padtrace.record.device_values import layout
 from padtrace.record.merge import RingBuilder
-from padtrace.record.redact import redact_facts
 from padtrace.record.ring_reader import Ring, read_ring, read_static
 from padtrace.record.ring_search import Found, find_rings
 from padtrace.record.runs import Place, Run, choose, missing_ranks, place_of
 from padtrace.record.values_reader import KeptValues, read_values
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Recording, Value
+from padtrace.sharing.document import kept as kept_document
+from padtrace.sharing.document import without_machines
+from padtrace.sharing.rule import kept_facts, node_label
 
 _CLOCK_SET_NS = 100_000_000
 _FROM_PARALLEL = (
@@ -132,7 +134,7 @@ def _merge(
             notes.append(f"{error.what}: {error.why}")
             continue
         shift = shifts[place.path]
-        facts = redact_facts(ring.facts)
+        facts = kept_facts(ring.facts)
         builder.add_ring(_process_values(place, ring, shift), facts, ring, shift)
         graphs.append(graph_forwards(ring))
         dropped.append(dropped_events(ring))
@@ -152,9 +154,13 @@ def _merge(
     coverage["blind"]["ended_suddenly"] = endings.ended_suddenly(ends)
     recording = builder.finish(coverage)
     _add_values(recording, kept, notes)
+    machines = {p.header.host: p.header for p in (*chosen.places, *(p for p, _ in others))}
+    labels = {host: node_label(host, header.boot) for host, header in machines.items()}
+    recording = kept_document(without_machines(recording, labels))
+    told = recording.about["notes"]
     left_out = [(place.path, reason) for place, reason in others]
     taken = [place.path for place in kept]
-    return Sealed(recording, damaged, left_out, missing, notes, taken)
+    return Sealed(recording, damaged, left_out, missing, told, taken)
 
 
 def _add_values(recording: Recording, places: Sequence[Place], notes: list[str]) -> None:

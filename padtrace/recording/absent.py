@@ -14,6 +14,8 @@ NONE_CODE = -(2**63)
 NO_ATTRIBUTE_CODE = NONE_CODE + 1
 NOT_OBSERVED_CODE = NONE_CODE + 2
 HIGHEST_ABSENT_CODE = NOT_OBSERVED_CODE
+# In the facts and on the command line: something was set, and its value is not in the file.
+NOT_RECORDED = "[not recorded]"
 ABSENT_CODES = (NONE_CODE, NO_ATTRIBUTE_CODE, NOT_OBSERVED_CODE)
 
 

@@ -83,12 +83,13 @@ class Facts(msgspec.Struct, kw_only=True):
     """All facts of one process.
 
     Attributes:
-        server_args: the resolved server arguments, secrets replaced by "[redacted]".
-        environment: SGLANG_* variables, secrets replaced by "[redacted]".
+        server_args: the resolved server arguments; "[not recorded]" is a name whose value is not
+            in the file (`padtrace.sharing.kept` says which are).
+        environment: SGLANG_* variables; values likewise.
         workers: by "target" and "draft".
         custom_all_reduce_max_bytes: largest message custom all-reduce takes; None if it is off.
         fingerprints: dotted name of each hooked function to the hash of its source.
-        host: short host name, only where recorded by a server.
+        host: a number for the machine, only where recorded by a server.
         case: the configuration a made recording was made from.
     """
 

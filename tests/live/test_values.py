@@ -7,7 +7,7 @@ import pytest
 from padtrace.contracts.engine import check
 from padtrace.recording.model import Event, Recording
 from padtrace.recording.value_tensors import ValueKey
-from padtrace.report.info_view import share_check
+from padtrace.sharing.check import share_check
 from tests.live import by_hand
 
 pytestmark = pytest.mark.live

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -20,6 +21,7 @@ from padtrace.record.facts_collector import (
     runner_facts,
 )
 from padtrace.recording import facts as typed
+from padtrace.sharing.kept import LIST_VERSION
 
 
 @dataclass
@@ -65,7 +67,7 @@ def test_a_model_runner_gives_facts_the_view_can_read() -> None:
     assert target.kv_cache_dtype == "torch.float8_e4m3fn"
     assert (target.speculative_num_draft_tokens, target.topk) == (6, 1)
     assert view.server_args["tp_size"] == 4
-    assert view.server_args["nested"]["bs"] == [1, 2]
+    assert view.server_args["nested"] == "[not recorded]"
     assert "_private" not in view.server_args
     assert facts["process"] == {"replica": 0, "role": "null"}
 
@@ -73,7 +75,7 @@ def test_a_model_runner_gives_facts_the_view_can_read() -> None:
 def test_secrets_do_not_leave() -> None:
     text = json.dumps(runner_facts(model_runner()))
     assert "sk-abcdefghijklmnop" not in text
-    assert json.loads(text)["server_args"]["api_key"] == "[redacted]"
+    assert json.loads(text)["server_args"]["api_key"] == "[not recorded]"
 
 
 def test_a_draft_runner_is_told_apart_and_little_is_enough() -> None:
@@ -108,13 +110,13 @@ def test_sizes_of_newer_and_of_older_releases(monkeypatch: pytest.MonkeyPatch) -
     assert parallel_facts() == {"attn_tp_size": 2, "tp_size": 4, "attn_dp_rank": 1}
 
 
-def test_the_environment_is_sglangs_only_and_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_sglangs_only_and_by_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_ENABLE_CP_V2", "1")
     monkeypatch.setenv("SGLANG_TEST_API_KEY", "hf_abcdefghijkl")
     monkeypatch.setenv("HOME_OF_SOMEBODY", "x")
     environment = process_facts("shape")["environment"]
     assert environment["SGLANG_ENABLE_CP_V2"] == "1"
-    assert environment["SGLANG_TEST_API_KEY"] == "[redacted]"
+    assert environment["SGLANG_TEST_API_KEY"] == "[not recorded]"
     assert "HOME_OF_SOMEBODY" not in environment
 
 
@@ -125,12 +127,23 @@ def test_plain_values() -> None:
     class Level(enum.IntEnum):
         HIGH = 3
 
-    assert plain({"a": {1}, "b": (Level.HIGH, None, True, 1.5)}) == {
-        "a": [1],
-        "b": [3, None, True, 1.5],
-    }
+    class Word(str, enum.Enum):
+        AUTO = "auto"
+
+    assert plain((Level.HIGH, None, True, 1.5, {1})) == [3, None, True, 1.5, [1]]
     assert plain(Color.RED) == "RED"
-    assert plain(SimpleNamespace(secret=1)) == "SimpleNamespace"
+    assert plain(Word.AUTO) == "auto"
+    assert plain(SimpleNamespace(secret=1)) == "[not recorded]"
+    assert plain({"a": 1}) == "[not recorded]"
+
+
+def test_facts_say_by_which_list_and_name_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "stables-7.horse.example")
+    facts = process_facts("shape")
+    assert facts["recorder"] == {"tier": "shape", "list": LIST_VERSION}
+    assert re.fullmatch(r"node-[0-9a-f]{8}", facts["host"])
+    assert facts["host"] == process_facts("meta")["host"]
+    assert "stables" not in json.dumps(facts)
 
 
 def test_a_fingerprint_follows_the_source_and_not_the_name() -> None:

@@ -16,10 +16,12 @@ from padtrace.report import (
     explain_view,
     info_view,
     rows_view,
+    share_view,
     show_view,
     terminal,
     words,
 )
+from padtrace.sharing.check import share_check
 from tests.contracts.builders import Server, agreeing, batch, report_30296, report_34443
 from tests.report.snapshots import compare_with_snapshot, rendered
 
@@ -45,6 +47,15 @@ def several_ranks() -> Recording:
     hooks = {"pad": {"status": "found"}, "graph": {"status": "absent"}}
     blind = {"missing_ranks": [4, 5], "dropped": {"0": 3}, "graph_forwards": {"0": 7}}
     return server.finish({"hooks": hooks, "blind": blind})
+
+
+def held_more() -> Recording:
+    """What an older padtrace wrote, and a stranger's note."""
+    recording = several_ranks()
+    recording.facts[0]["host"] = "stables"
+    recording.facts[0]["server_args"] = {"host": "10.2.3.4", "api_key": "horse"}
+    recording.about["notes"] = ["mail horse@stables.example \x1b[31m", "rank 3 ended suddenly"]
+    return recording
 
 
 def reported(recording: Recording) -> Callable[[Console], None]:
@@ -74,9 +85,8 @@ PRINTERS: dict[str, Callable[[Console], None]] = {
     "compare-parted": compared(report_30296(), report_30296(16)),
     "compare-alike": compared(report_30296(), report_30296()),
     "info": lambda out: info_view.print_info(out, several_ranks(), "crash.safetensors"),
-    "share-check": lambda out: info_view.print_share_check(
-        out, info_view.share_check(several_ranks())
-    ),
+    "share-check": lambda out: share_view.print_share_check(out, share_check(several_ranks())),
+    "share-check-fails": lambda out: share_view.print_share_check(out, share_check(held_more())),
     "show": lambda out: show_view.print_events(
         out, several_ranks(), show_view.select(several_ranks(), rank=1), limit=0
     ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from padtrace.recording.absent import NOT_RECORDED
 from padtrace.recording.facts import Facts, WorkerFacts
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.model_config import model_values, strict_model_config
@@ -97,7 +98,7 @@ class Topology:
 
     def _fields(self, known: frozenset[str]) -> dict[str, Any]:
         """Recorded arguments that this release has, and what a replay needs besides."""
-        recorded = self.facts.server_args
+        recorded = {n: v for n, v in self.facts.server_args.items() if v != NOT_RECORDED}
         fields = {
             name: value
             for name, value in recorded.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from padtrace.recording.absent import NOT_RECORDED
 from padtrace.recording.facts import WorkerFacts
 from padtrace.replay.worker.standins import StandIn
 
@@ -23,7 +24,8 @@ _DEFAULTS: dict[str, Any] = {
 
 def model_values(facts: WorkerFacts) -> dict[str, Any]:
     """The recorded subset, completed by the defaults above."""
-    return {**_DEFAULTS, **{k: v for k, v in facts.model_config.items() if v is not None}}
+    unknown = (None, NOT_RECORDED)
+    return {**_DEFAULTS, **{k: v for k, v in facts.model_config.items() if v not in unknown}}
 
 
 def strict_model_config(facts: WorkerFacts) -> StandIn:

@@ -18,7 +18,7 @@ from padtrace.recording import reader
 from padtrace.recording.model import Recording
 from padtrace.recording.value_tensors import FULL_FIELDS, META_FIELDS, ValueKey
 from padtrace.recording.writer import to_bytes
-from padtrace.report.info_view import share_check
+from padtrace.sharing.check import share_check
 from tests.record.standins import ModelRunner, Recorder, decode_batch, never
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
