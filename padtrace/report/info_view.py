@@ -8,14 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from padtrace.recording import schema
 from padtrace.recording.model import Recording
 from padtrace.recording.value_tensors import INTEGERS, tier_of
 from padtrace.report.blindness import blind_spots
 from padtrace.report.summary import Summary, summarize
-from padtrace.report.words import plural, ranks_text
+from padtrace.report.words import plain, plural, ranks_text
 
 MAX_SHAPE_STRING = 512
 # Words that only a column of contents would carry; no column of the schema does.
@@ -36,17 +35,17 @@ def as_json(recording: Recording, path: str) -> dict[str, Any]:
 def print_info(out: Console, recording: Recording, path: str) -> None:
     """A page that fits a screen."""
     seen = summarize(recording)
-    out.print(Text(_headline(seen, path), style="bold"))
+    out.print(plain(_headline(seen, path), style="bold"))
     out.print()
     out.print(Padding(_body(recording, seen), (0, 0, 1, 2)))
     lines = blind_spots(recording)
     if lines:
-        out.print(Text("not seen", style="bold yellow"))
+        out.print(plain("not seen", style="bold yellow"))
         for line in lines:
-            out.print(Padding(Text(line), (0, 0, 0, 2)))
+            out.print(Padding(plain(line), (0, 0, 0, 2)))
         out.print()
     action = "replay" if seen.source == "made" else "diff"
-    out.print(Text(f"next: padtrace {action} {path}", style="dim"), soft_wrap=True)
+    out.print(plain(f"next: padtrace {action} {path}", style="dim"), soft_wrap=True)
 
 
 def _headline(seen: Summary, path: str) -> str:
@@ -190,10 +189,10 @@ def print_share_check(out: Console, proof: ShareProof) -> None:
     """The proof, and whether the file may go into a public issue."""
     if proof.holds:
         head = "shape: no token ids, no text, no activations; fit for a public issue"
-        out.print(Text(head, style="bold green"))
+        out.print(plain(head, style="bold green"))
     else:
-        out.print(Text(f"tier {proof.tier}: look before you share", style="bold yellow"))
+        out.print(plain(f"tier {proof.tier}: look before you share", style="bold yellow"))
     for line in proof.lines:
-        out.print(Padding(Text(line), (0, 0, 0, 2)))
+        out.print(Padding(plain(line), (0, 0, 0, 2)))
     for problem in proof.problems:
-        out.print(Padding(Text(problem, style="bold"), (0, 0, 0, 2)))
+        out.print(Padding(plain(problem, style="bold"), (0, 0, 0, 2)))

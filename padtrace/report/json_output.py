@@ -5,11 +5,13 @@ Keys may be added; none is renamed, removed or given another meaning.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from padtrace.contracts.model import Group, Report
+from padtrace.one_line import safe_json
 from padtrace.recording.model import Recording
 from padtrace.report import summary
 
@@ -51,8 +53,21 @@ def findings_object(
 
 
 def text(value: Any) -> str:
-    """Readable JSON, keys in the order given."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """Readable JSON, keys in the order given, with nothing that a terminal could obey."""
+    return safe_json(msgspec.json.format(_encoded(value), indent=2).decode())
+
+
+def line(value: Any) -> str:
+    """The same on one line."""
+    return safe_json(_encoded(value).decode())
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # A file name that is no UTF-8 holds surrogates, which only this encoder writes.
+        return json.dumps(msgspec.to_builtins(value)).encode()
 
 
 def _recording(recording: Recording, path: str | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from padtrace.errors import UsageError
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
-from padtrace.report.words import plural, ranks_text
+from padtrace.report.words import MAX_NAME, plain, plural, ranks_text
 
 # What all ranks of one forward must have in common, by the words of the table.
 AGREED = {"counts": "counts", "padding": "padding_mode", "run": "run", "buffer": "buffer_rows"}
@@ -278,14 +278,14 @@ def print_divergent_step(out: Console, recording: Recording, report: Report) -> 
 
 def print_ranks(out: Console, result: StepOfRanks) -> None:
     """One table per forward that the ranks do together."""
-    out.print(Text(f"step {result.step}, ranks side by side", style="bold"))
+    out.print(plain(f"step {result.step}, ranks side by side", style="bold"))
     for (worker, position), lines in result.groups():
         _print_group(out, worker, position, lines)
     if result.silent:
         out.print(f"no forward in this step: {ranks_text(result.silent)}")
     if result.missing:
         text = f"not in the file: {ranks_text(result.missing)} (merge folders: padtrace seal)"
-        out.print(Text(text, style="yellow"))
+        out.print(plain(text, style="yellow"))
     out.print()
 
 
@@ -294,13 +294,13 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     shared = {line.counts for line in lines if line.counts is not None}
     counts = f", counts {list(*shared)}" if len(shared) == 1 else ""
     title = f"{worker} forward {position + 1}: {plural(len(lines), 'rank')}{counts}"
-    out.print(Padding(Text(title, style="dim"), (0, 0, 0, 2)))
+    out.print(Padding(plain(title, style="dim"), (0, 0, 0, 2)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("mode", no_wrap=True)
+    table.add_column("mode", no_wrap=True, max_width=MAX_NAME)
     if "counts" in apart:
         table.add_column("counts", overflow="fold")
-    table.add_column("padding", no_wrap=True)
+    table.add_column("padding", no_wrap=True, max_width=MAX_NAME)
     table.add_column("run", no_wrap=True)
     for heading in ("real", "planned", "padded", "buffer"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -309,12 +309,13 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     out.print(Padding(table, (0, 0, 0, 4)))
     if apart:
         text = f"the ranks do not agree on {', '.join(apart)}"
-        out.print(Padding(Text(text, style="bold red"), (0, 0, 0, 4)))
+        out.print(Padding(plain(text, style="bold red"), (0, 0, 0, 4)))
 
 
 def _cells(line: RankLine, apart: Sequence[str]) -> list[str | Text]:
     def cell(value: object, word: str = "") -> Text:
-        return Text("-" if value is None else str(value), style="bold red" if word in apart else "")
+        style = "bold red" if word in apart else ""
+        return plain("-" if value is None else str(value), style)
 
     short = line.planned_rows is not None and line.planned_rows != line.padded_rows
     counts = [cell(list(line.counts) if line.counts else None, "counts")]
@@ -326,7 +327,7 @@ def _cells(line: RankLine, apart: Sequence[str]) -> list[str | Text]:
         cell(line.padding_mode, "padding"),
         cell(line.run, "run"),
         cell(line.real_rows),
-        Text(cell(line.planned_rows).plain, style="bold red" if short else ""),
+        plain(cell(line.planned_rows).plain, style="bold red" if short else ""),
         cell(line.padded_rows),
         cell(line.buffer_rows, "buffer"),
     ]
