@@ -18,6 +18,7 @@ import msgspec
 
 import padtrace
 from padtrace.errors import EnvironmentMissingError
+from padtrace.recording import about
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import content_digest, to_bytes
@@ -239,8 +240,7 @@ def session() -> Iterator[None]:
 
 def recorded_release(recording: Recording) -> str | None:
     """The release a recording names, if it does."""
-    stated = recording.about.get("sglang")
-    return stated if isinstance(stated, str) else None
+    return about.view(recording.about).sglang
 
 
 def _environment(python: Path) -> dict[str, str]:

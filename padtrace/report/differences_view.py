@@ -90,9 +90,7 @@ def print_outside_edits(out: Console, result: Differences) -> None:
     )
     counted: dict[str, int] = {}
     for edit in result.outside_edit_list:
-        count = edit.get("count", 1)
-        name = str(edit.get("field"))
-        counted[name] = counted.get(name, 0) + (count if isinstance(count, int) else 1)
+        counted[edit.field] = counted.get(edit.field, 0) + edit.count
     ordered = sorted(counted.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {count:,}" for name, count in ordered[:MAX_EDITS])
     more = f", {len(ordered) - MAX_EDITS} more fields" if len(ordered) > MAX_EDITS else ""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from padtrace.recording import schema
+from padtrace.recording import about, coverage, schema
 from padtrace.recording.model import Recording
 from padtrace.recording.value_tensors import INTEGERS, tier_of
 from padtrace.report.blindness import blind_spots
@@ -60,12 +60,12 @@ def _body(recording: Recording, seen: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    about = recording.about
+    stated = about.view(recording.about)
     table.add_row("release", ", ".join(seen.releases) or "none named")
     if seen.commits:
         table.add_row("commit", ", ".join(seen.commits))
-    if about.get("command"):
-        table.add_row("command", str(about["command"]))
+    if stated.command:
+        table.add_row("command", stated.command)
     table.add_row("tier", seen.tier)
     for topology, count in seen.topologies.items():
         table.add_row("topology", f"{topology} ({plural(count, 'rank')})")
@@ -82,8 +82,8 @@ def _body(recording: Recording, seen: Summary) -> Table:
         table.add_row("cut short", f"{plural(seen.incomplete, 'rank')} ended without closing")
     table.add_row("hooks", _hooks(recording))
     table.add_row("sources", f"{plural(len(seen.fingerprints), 'fingerprint')} of functions")
-    for note in about.get("notes") or []:
-        table.add_row("note", str(note))
+    for note in stated.notes or ():
+        table.add_row("note", note)
     return table
 
 
@@ -92,14 +92,10 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _hooks(recording: Recording) -> str:
-    hooks = recording.coverage.get("hooks")
-    if not isinstance(hooks, dict) or not hooks:
-        return "none stated"
     statuses: dict[str, int] = {}
-    for hook in hooks.values():
-        status = str(hook.get("status")) if isinstance(hook, dict) else "unknown"
-        statuses[status] = statuses.get(status, 0) + 1
-    return _counts(statuses)
+    for hook in coverage.view(recording.coverage).hooks.values():
+        statuses[hook.status] = statuses.get(hook.status, 0) + 1
+    return _counts(statuses) or "none stated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ def share_check(recording: Recording) -> ShareProof:
     what remains are the names of the columns, the strings, the JSON of facts and coverage, and
     which values of tensors there are.
     """
-    tier = str(recording.about.get("tier", "unknown"))
+    tier = about.view(recording.about).tier
     columns = [column for table in schema.all_tables() for column in table.columns]
     problems: list[str] = []
     if tier != "shape":

@@ -12,6 +12,7 @@ import msgspec
 
 from padtrace.contracts.model import Group, Report
 from padtrace.one_line import safe_json
+from padtrace.recording import about
 from padtrace.recording.model import Recording
 from padtrace.report import summary
 
@@ -71,15 +72,15 @@ def _encoded(value: Any) -> bytes:
 
 
 def _recording(recording: Recording, path: str | None) -> dict[str, Any]:
-    about = recording.about
+    stated = about.view(recording.about)
     seen = summary.summarize(recording)
     return {
         "path": path,
         "source": seen.source,
         "tier": seen.tier,
-        "of": about.get("of"),
-        "producer": about.get("producer"),
-        "created_ns": about.get("created_ns"),
+        "of": stated.of,
+        "producer": stated.producer,
+        "created_ns": stated.created_ns,
         "processes": recording.rows("process"),
         "ranks": seen.ranks,
         "missing_ranks": seen.missing_ranks,
@@ -93,7 +94,7 @@ def _sglang(recording: Recording, compared_with: Recording | None) -> dict[str, 
     named = summary.releases(recording)
     return {
         "version": named[0] if len(named) == 1 else (named or None),
-        "source": recording.about.get("sglang_source"),
+        "source": about.view(recording.about).sglang_source,
         "fingerprints": summary.compare_fingerprints(recording, compared_with),
     }
 

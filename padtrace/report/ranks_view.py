@@ -46,7 +46,7 @@ class RankLine:
         buffer_rows: length of the gathered buffer.
     """
 
-    rank: int
+    rank: int | None
     worker: str
     position: int
     forward: int | None
@@ -136,12 +136,11 @@ def side_by_side(recording: Recording, step: int | None = None) -> StepOfRanks:
 def missing_ranks(recording: Recording) -> list[int]:
     """Ranks that the recording says are missing, or that its topology has and it does not."""
     evidence = Evidence(recording)
-    blind = recording.coverage.get("blind")
-    stated = blind.get("missing_ranks", []) if isinstance(blind, dict) else []
-    found = {rank for rank in stated if isinstance(rank, int)}
+    found = set(evidence.coverage.blind.missing_ranks)
     # Cases name one rank each on purpose; several replicas do not say how many they are.
     replicas = evidence.column("process", "replica")
-    if not any(facts.get("case") for facts in recording.facts) and (replicas == 0).all():
+    made = any(evidence.facts(row).case for row in range(recording.rows("process")))
+    if not made and (replicas == 0).all():
         tp, pp = (evidence.column("process", f"{name}_size") for name in ("tp", "pp"))
         size = max(int(tp.max(initial=0)), 0) * max(int(pp.max(initial=1)), 1)
         found |= set(range(size)) - set(_ranks(evidence))
@@ -166,7 +165,7 @@ def _lines(evidence: Evidence, forwards: Int64Array) -> list[RankLine]:
         seen[process, worker] = position + 1
         lines.append(
             RankLine(
-                rank=int(evidence.column("process", "global_rank")[process]),
+                rank=_number(evidence.column("process", "global_rank")[process]),
                 worker=worker,
                 position=position,
                 forward=value["forward"],
@@ -182,7 +181,12 @@ def _lines(evidence: Evidence, forwards: Int64Array) -> list[RankLine]:
             )
         )
     workers = list(dict.fromkeys(line.worker for line in lines))
-    return sorted(lines, key=lambda x: (workers.index(x.worker), x.position, x.rank))
+    return sorted(lines, key=lambda x: _place(workers, x))
+
+
+def _place(workers: Sequence[str], line: RankLine) -> tuple[int, int, int]:
+    rank = NO_ROW if line.rank is None else line.rank
+    return workers.index(line.worker), line.position, rank
 
 
 def _columns(evidence: Evidence, forwards: Int64Array) -> dict[str, Int64Array]:
@@ -321,7 +325,7 @@ def _cells(line: RankLine, apart: Sequence[str]) -> list[str | Text]:
     counts = [cell(list(line.counts) if line.counts else None, "counts")]
     failed = " FAILED" if line.failed else ""
     return [
-        str(line.rank),
+        cell(line.rank),
         f"{line.mode or '-'}{failed}",
         *(counts if "counts" in apart else []),
         cell(line.padding_mode, "padding"),

@@ -12,6 +12,7 @@ from rich.padding import Padding
 
 from padtrace.contracts.engine import NOTHING_OBSERVED, check
 from padtrace.contracts.known import KnownReports
+from padtrace.recording import coverage
 from padtrace.recording.model import Recording
 from padtrace.report import terminal, words
 from padtrace.report.summary import compare_fingerprints, differing_fingerprints, releases
@@ -103,13 +104,12 @@ class ReplayView:
 
 def kernel_lines(replayed: Recording) -> list[str]:
     """Which FlashMLA implementation was asked, what it said, and which launches got no answer."""
-    replay = replayed.coverage.get("replay")
-    kernel = replay.get("kernel") if isinstance(replay, dict) else None
-    if not isinstance(kernel, dict) or not kernel.get("name"):
+    replay = coverage.view(replayed.coverage).replay
+    if replay is None or not replay.kernel.name:
         return []
-    outcomes = kernel.get("outcomes") or {}
-    told = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
-    why = f" (no real kernel: {kernel['why']})" if kernel.get("why") else ""
-    lines = [f"FlashMLA launches: {kernel['name']}: {told or 'none asked'}{why}"]
-    lines += [f"launch without an answer: {text}" for text in kernel.get("without_answer") or []]
+    kernel = replay.kernel
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in kernel.outcomes.items())
+    why = f" (no real kernel: {kernel.why})" if kernel.why else ""
+    lines = [f"FlashMLA launches: {kernel.name}: {told or 'none asked'}{why}"]
+    lines += [f"launch without an answer: {text}" for text in kernel.without_answer]
     return lines
