@@ -150,7 +150,7 @@ def _json(opened: Opened, choice: random.Random) -> str:
     entry = choice.choice(("about", "coverage", "facts", "facts", "tables", "tables", "values"))
     try:
         root = json.loads(opened.texts[entry])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         return f"{entry} is no JSON any more"
     holder: Any = {entry: root}
     path: list[str] = []
@@ -196,7 +196,7 @@ def _string(opened: Opened, choice: random.Random) -> str:
     try:
         strings = json.loads(opened.texts["strings"])
         place = choice.randrange(len(strings))
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RecursionError):
         return "there are no strings any more"
     act = choice.choice(("set", "drop", "insert", "other"))
     if act == "drop":

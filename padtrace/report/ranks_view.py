@@ -21,7 +21,7 @@ from padtrace.contracts.sites import (
     real_rows,
     unpadded_sites,
 )
-from padtrace.errors import UsageError
+from padtrace.errors import NothingObservedError, UsageError
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
@@ -117,16 +117,21 @@ def side_by_side(recording: Recording, step: int | None = None) -> StepOfRanks:
 
     Raises:
         UsageError: no event of that step was recorded.
+        NothingObservedError: no step was recorded at all.
     """
     evidence = Evidence(recording)
     steps = evidence.column("forward", "step")
     known = steps[present(steps)]
-    if step is None:
-        step = int(known.max()) if known.size else None
-    if step is None or not (known == step).any():
-        what = "no step was recorded" if step is None else f"no forward of step {step} is recorded"
-        span = f"steps {int(known.min())} to {int(known.max())}" if known.size else "no step"
-        raise UsageError(what, f"the recording holds {span}", "`padtrace show` lists the events")
+    if step is None and known.size:
+        step = int(known.max())
+    hint = "`padtrace show` lists the events"
+    if not known.size:
+        why = "the recording holds no forward in a step"
+        raise NothingObservedError("no step was recorded", why, hint)
+    if not (known == step).any():
+        span = f"steps {int(known.min())} to {int(known.max())}"
+        what = f"no forward of step {step} is recorded"
+        raise UsageError(what, f"the recording holds {span}", hint)
     lines = _lines(evidence, np.flatnonzero(steps == step).astype(np.int64))
     ranks = _ranks(evidence)
     silent = sorted(set(ranks) - {line.rank for line in lines})
