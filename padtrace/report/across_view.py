@@ -123,12 +123,12 @@ def _place(result: Across) -> str:
 
 def _table(result: Across) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("release", "verdict"):
-        table.add_column(heading, no_wrap=True, max_width=MAX_NAME)
+    table.add_column("release", overflow="ellipsis", max_width=MAX_NAME)
+    table.add_column("verdict", no_wrap=True)
     for heading in ("q rows", "num_splits"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("padding", no_wrap=True, max_width=MAX_NAME)
-    table.add_column("mode", no_wrap=True, max_width=MAX_NAME)
+    table.add_column("padding", overflow="ellipsis", max_width=MAX_NAME)
+    table.add_column("mode", overflow="ellipsis", max_width=MAX_NAME)
     table.add_column("contracts", overflow="fold")
     before: Rows | None = None
     for entry in result.releases:

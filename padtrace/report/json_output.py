@@ -55,20 +55,22 @@ def findings_object(
 
 def text(value: Any) -> str:
     """Readable JSON, keys in the order given, with nothing that a terminal could obey."""
-    return safe_json(msgspec.json.format(_encoded(value), indent=2).decode())
+    return _safe(value, 2)
 
 
 def line(value: Any) -> str:
     """The same on one line."""
-    return safe_json(_encoded(value).decode())
+    return _safe(value, None)
 
 
-def _encoded(value: Any) -> bytes:
+def _safe(value: Any, indent: int | None) -> str:
     try:
-        return msgspec.json.encode(value)
+        encoded = msgspec.json.encode(value)
+        told = encoded if indent is None else msgspec.json.format(encoded, indent=indent)
     except UnicodeEncodeError:
         # A file name that is no UTF-8 holds surrogates, which only this encoder writes.
-        return json.dumps(msgspec.to_builtins(value)).encode()
+        return safe_json(json.dumps(msgspec.to_builtins(value), indent=indent))
+    return safe_json(told.decode())
 
 
 def _recording(recording: Recording, path: str | None) -> dict[str, Any]:

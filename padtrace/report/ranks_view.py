@@ -306,10 +306,10 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     out.print(Padding(plain(title, style="dim"), (0, 0, 0, 2)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("mode", no_wrap=True, max_width=MAX_NAME)
+    table.add_column("mode", overflow="ellipsis", max_width=MAX_NAME)
     if "counts" in apart:
         table.add_column("counts", overflow="fold")
-    table.add_column("padding", no_wrap=True, max_width=MAX_NAME)
+    table.add_column("padding", overflow="ellipsis", max_width=MAX_NAME)
     table.add_column("run", no_wrap=True)
     for heading in ("real", "planned", "padded", "buffer"):
         table.add_column(heading, justify="right", no_wrap=True)

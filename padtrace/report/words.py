@@ -20,8 +20,9 @@ from padtrace.one_line import lines, one_line
 
 # Longest text of one cell or line; `--json` has all of it.
 MAX_TEXT = 1000
-# Widest column of names that are not wrapped, so that the numbers beside them have room.
-MAX_NAME = 40
+# Widest column of names with an ellipsis. Unlike columns that are not wrapped at all these give
+# way first, so that the numbers and verdicts beside them stay whole.
+MAX_NAME = 24
 
 
 class _WithoutTrailingSpaces:
