@@ -15,7 +15,7 @@ from padtrace.explore.across import Across, Change, OnRelease, Progress, Rows
 from padtrace.recording.model import json_value
 from padtrace.report import json_output
 from padtrace.report.summary import case_of
-from padtrace.report.words import MAX_NAME, plain, plural
+from padtrace.report.words import MAX_MODE, MAX_PADDING, MAX_RELEASE, plain, plural
 
 MAX_FIELDS = 6
 _STYLES = {"clean": "green", "divergent": "bold red"}
@@ -123,12 +123,12 @@ def _place(result: Across) -> str:
 
 def _table(result: Across) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("release", overflow="ellipsis", max_width=MAX_NAME)
+    table.add_column("release", overflow="ellipsis", max_width=MAX_RELEASE)
     table.add_column("verdict", no_wrap=True)
     for heading in ("q rows", "num_splits"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("padding", overflow="ellipsis", max_width=MAX_NAME)
-    table.add_column("mode", overflow="ellipsis", max_width=MAX_NAME)
+    table.add_column("padding", no_wrap=True, max_width=MAX_PADDING)
+    table.add_column("mode", no_wrap=True, max_width=MAX_MODE)
     table.add_column("contracts", overflow="fold")
     before: Rows | None = None
     for entry in result.releases:

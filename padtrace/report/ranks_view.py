@@ -22,15 +22,17 @@ from padtrace.contracts.sites import (
     unpadded_sites,
 )
 from padtrace.errors import NothingObservedError, UsageError
+from padtrace.one_line import one_line
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
-from padtrace.report.words import MAX_NAME, plain, plural, ranks_text
+from padtrace.report.words import MAX_MODE, MAX_PADDING, plain, plural, ranks_text
 
 # What all ranks of one forward must have in common, by the words of the table.
 AGREED = {"counts": "counts", "padding": "padding_mode", "run": "run", "buffer": "buffer_rows"}
 
 
+FAILED = " FAILED"
 RUNS = {0: "eager", 1: "graph", None: None}
 
 
@@ -306,10 +308,10 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     out.print(Padding(plain(title, style="dim"), (0, 0, 0, 2)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("mode", overflow="ellipsis", max_width=MAX_NAME)
+    table.add_column("mode", no_wrap=True, max_width=MAX_MODE + len(FAILED))
     if "counts" in apart:
         table.add_column("counts", overflow="fold")
-    table.add_column("padding", overflow="ellipsis", max_width=MAX_NAME)
+    table.add_column("padding", no_wrap=True, max_width=MAX_PADDING)
     table.add_column("run", no_wrap=True)
     for heading in ("real", "planned", "padded", "buffer"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -328,10 +330,11 @@ def _cells(line: RankLine, apart: Sequence[str]) -> list[str | Text]:
 
     short = line.planned_rows is not None and line.planned_rows != line.padded_rows
     counts = [cell(list(line.counts) if line.counts else None, "counts")]
-    failed = " FAILED" if line.failed else ""
+    # The mark stays where a long name is cut.
+    mode = one_line(line.mode or "-", MAX_MODE) + (FAILED if line.failed else "")
     return [
         cell(line.rank),
-        f"{line.mode or '-'}{failed}",
+        mode,
         *(counts if "counts" in apart else []),
         cell(line.padding_mode, "padding"),
         cell(line.run, "run"),

@@ -20,9 +20,9 @@ from padtrace.one_line import lines, one_line
 
 # Longest text of one cell or line; `--json` has all of it.
 MAX_TEXT = 1000
-# Widest column of names with an ellipsis. Unlike columns that are not wrapped at all these give
-# way first, so that the numbers and verdicts beside them stay whole.
-MAX_NAME = 24
+# Widest columns of names: as wide as SGLang's own, so that what is longer leaves the numbers and
+# verdicts beside it whole. A release may be a path; its column gives way first.
+MAX_MODE, MAX_PADDING, MAX_RELEASE = 16, 8, 24
 
 
 class _WithoutTrailingSpaces:
