@@ -5,6 +5,7 @@ Everything but typer is imported inside the commands, so that `--help` costs wha
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from padtrace.errors import EXIT_USAGE, PadtraceError
+from padtrace.one_line import lines, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -387,7 +389,8 @@ def make(
     if json:
         _write(json_output.text({"recording": str(output), "bytes": size}))
     else:
-        _write(f"{output}: {size:,} bytes\nnext: padtrace replay {output} --sglang VERSION")
+        _write(one_line(f"{output}: {size:,} bytes"))
+        _write(one_line(f"next: padtrace replay {output} --sglang VERSION"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -483,8 +486,8 @@ def seal(
         result = {"recording": str(output), "bytes": size, "notes": sealed.notes + removed}
         _write(json_output.text({**result, "missing_ranks": sealed.missing_ranks}))
     else:
-        _write("\n".join([f"{output}: {size:,} bytes", *sealed.notes, *removed]))
-        _write(f"next: padtrace diff {output}")
+        told = (f"{output}: {size:,} bytes", *sealed.notes, *removed)
+        _write("\n".join(map(one_line, (*told, f"next: padtrace diff {output}"))))
 
 
 releases_app = typer.Typer(help="List, fetch, verify and remove SGLang releases.")
@@ -509,7 +512,7 @@ def releases_fetch(
     from padtrace.replay import releases as store
 
     for version in versions:
-        _write(f"{version}: {store.fetch(version, say=_say)}")
+        _write(one_line(f"{version}: {store.fetch(version, say=_say)}"))
 
 
 @releases_app.command("verify")
@@ -520,7 +523,7 @@ def releases_verify(
     from padtrace.replay import releases as store
 
     for version in versions or store.cached():
-        _write(f"{version}: {store.verify(version)}")
+        _write(one_line(f"{version}: {store.verify(version)}"))
 
 
 @releases_app.command("remove")
@@ -532,7 +535,7 @@ def releases_remove(
 
     for version in versions:
         store.remove(version)
-        _write(f"{version}: removed")
+        _write(one_line(f"{version}: removed"))
 
 
 @app.command()
@@ -703,15 +706,20 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    """JSON, or lines of our own; what holds a name from outside is one line already."""
+    sys.stdout.write(lines(text) + "\n")
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(one_line(text) + "\n")
 
 
 def main() -> NoReturn:
     """The script entry: every error becomes lines on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # Where the terminal's encoding lacks a letter of a name, its escape will do.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="padtrace")
     except PadtraceError as error:
@@ -722,17 +730,18 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except ModuleNotFoundError as error:
-        lines = [f"this part of padtrace needs {error.name}", "it cannot be imported here"]
-        _fail(error, [*lines, "reinstall padtrace; PADTRACE_DEBUG=1 shows where"], EXIT_USAGE)
+        told = [f"this part of padtrace needs {error.name}", "it cannot be imported here"]
+        _fail(error, [*told, "reinstall padtrace; PADTRACE_DEBUG=1 shows where"], EXIT_USAGE)
     except Exception as error:
-        lines = [f"internal error: {type(error).__name__}: {error}", "this is a bug in padtrace"]
-        _fail(error, [*lines, "PADTRACE_DEBUG=1 shows the traceback to report"], EXIT_INTERNAL)
+        told = [f"internal error: {type(error).__name__}: {error}", "this is a bug in padtrace"]
+        _fail(error, [*told, "PADTRACE_DEBUG=1 shows the traceback to report"], EXIT_INTERNAL)
     sys.exit(0)
 
 
-def _fail(error: BaseException, lines: list[str], code: int) -> NoReturn:
+def _fail(error: BaseException, told: list[str], code: int) -> NoReturn:
     if os.environ.get("PADTRACE_DEBUG") == "1":
         raise error
-    first, *rest = lines or [type(error).__name__]
-    sys.stderr.write("\n".join([f"padtrace: {first}", *(f"  {line}" for line in rest)]) + "\n")
+    first, *rest = told or [type(error).__name__]
+    for line in (f"padtrace: {first}", *(f"  {line}" for line in rest)):
+        _say(line)
     sys.exit(code)

@@ -6,19 +6,24 @@ code of the command that met it. Nothing else may reach a user as a traceback.
 
 from __future__ import annotations
 
+from padtrace.one_line import one_line
+
 EXIT_CLEAN = 0
 EXIT_DIVERGENCE = 1
 EXIT_USAGE = 2
 EXIT_BAD_RECORDING = 3
 EXIT_ENVIRONMENT = 4
 EXIT_NOTHING_OBSERVED = 5
+# Characters of a line; a path may be 4,096 long.
+MAX_LINE = 6000
 
 
 class PadtraceError(Exception):
     """Base of the family.
 
     Args:
-        what: one line, what happened.
+        what: one line, what happened. Like the others it may name what a file or a process said:
+            `lines` escapes what is no plain character.
         why: one line, the reason as far as it is known.
         hint: one line, what to do about it.
     """
@@ -32,8 +37,9 @@ class PadtraceError(Exception):
         self.hint = hint
 
     def lines(self) -> list[str]:
-        """The non-empty lines, in the order in which they are printed."""
-        return [line for line in (self.what, self.why, self.hint) if line]
+        """The non-empty lines, in the order in which they are printed, fit for a terminal."""
+        parts = (self.what, self.why, self.hint)
+        return [one_line(part, MAX_LINE) for part in parts if part]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -16,16 +16,15 @@ _LEFT_COLUMNS = ("exit.input_ids.rows", "input_ids.rows", "q.shape", "entry.inpu
 
 def stored(evidence: Evidence, kind: str, row: int, columns: tuple[str, ...]) -> list[str]:
     """The recorded chain of the first of these columns that has one, otherwise empty."""
-    about = evidence.recording.about
-    keys, texts = about.get("chains"), about.get("chain_texts")
-    if row < 0 or not isinstance(keys, dict) or not isinstance(texts, list):
+    about = evidence.about
+    if row < 0 or not about.chains:
         return []
     process = int(evidence.column(kind, "process")[row])
     entered = int(evidence.column(kind, "enter_seq")[row])
     for column in columns:
-        index = keys.get(f"{process}/{entered}/{column}")
-        if isinstance(index, int) and 0 <= index < len(texts) and isinstance(texts[index], list):
-            return [str(text) for text in texts[index]]
+        index = about.chains.get(f"{process}/{entered}/{column}")
+        if index is not None:
+            return list(about.chain_texts[index])
     return []
 
 

@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from padtrace.contracts.model import BoolArray
+from padtrace.recording import about, coverage
+from padtrace.recording.about import About
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NONE_CODE, NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
+from padtrace.recording.coverage import Coverage
 from padtrace.recording.facts import Facts, view
 from padtrace.recording.model import Recording
 
@@ -99,6 +102,14 @@ class Evidence:
 
     def text(self, code: int) -> str | None:
         return self.recording.strings[code] if code > HIGHEST_ABSENT_CODE else None
+
+    @cached_property
+    def about(self) -> About:
+        return about.view(self.recording.about)
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        return coverage.view(self.recording.coverage)
 
     def facts(self, process: int) -> Facts:
         if process not in self._facts:

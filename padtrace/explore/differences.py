@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from padtrace.contracts.evidence import pack
-from padtrace.recording import schema
+from padtrace.recording import about, coverage, schema
 from padtrace.recording.absent import NO_ATTRIBUTE_CODE, NONE_CODE, NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
+from padtrace.recording.coverage import OutsideEdit
 from padtrace.recording.model import Recording, Value, json_value
 
 MAX_DIFFERENCES = 1000
@@ -82,7 +84,7 @@ class Differences:
     only_left: dict[str, int] = field(default_factory=dict)
     only_right: dict[str, int] = field(default_factory=dict)
     outside_edits: int = 0
-    outside_edit_list: list[dict[str, Any]] = field(default_factory=list)
+    outside_edit_list: list[OutsideEdit] = field(default_factory=list)
     unpaired_count: bool = False
 
     @property
@@ -107,7 +109,7 @@ class Differences:
             "only_left": self.only_left,
             "only_right": self.only_right,
             "outside_edits": self.outside_edits,
-            "outside_edit_list": self.outside_edit_list,
+            "outside_edit_list": [to_builtins(edit) for edit in self.outside_edit_list],
         }
 
 
@@ -136,7 +138,7 @@ def compare(left: Recording, right: Recording) -> Differences:
         result.by_field[item.field] = int(item.left.size)
     result.differences = _decode(common, found)
     _outside_edits(result, left, right)
-    sources = {left.about.get("source"), right.about.get("source")}
+    sources = {about.view(side.about).source for side in (left, right)}
     result.unpaired_count = "replay" not in sources
     return result
 
@@ -353,10 +355,7 @@ def _value(values: dict[str, Value], path: str, column: str) -> Value:
 
 def _outside_edits(result: Differences, *recordings: Recording) -> None:
     for recording in recordings:
-        replay = recording.coverage.get("replay")
-        if isinstance(replay, dict):
-            count = replay.get("outside_edits", 0)
-            result.outside_edits += count if isinstance(count, int) else 0
-            listed = replay.get("outside_edit_list", [])
-            if isinstance(listed, list):
-                result.outside_edit_list += [edit for edit in listed if isinstance(edit, dict)]
+        replay = coverage.view(recording.coverage).replay
+        if replay is not None:
+            result.outside_edits += replay.outside_edits
+            result.outside_edit_list += replay.outside_edit_list

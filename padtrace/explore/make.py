@@ -14,6 +14,7 @@ from padtrace.errors import UsageError
 from padtrace.explore.case_input import MAX_CASES, CaseInput, case_error, read_case
 from padtrace.recording.absent import Absent
 from padtrace.recording.builder import RecordingBuilder
+from padtrace.recording.limits import MAX_PROCESSES
 from padtrace.recording.model import Recording, Snapshot, Value
 
 Plan = Literal["auto", "before", "after"]
@@ -78,6 +79,8 @@ def make(cases: Any, plan: Plan = "auto") -> Recording:
     for case in parsed:
         key = repr(_topology(case))
         if key not in grouped:
+            if len(grouped) == MAX_PROCESSES:
+                raise case_error("the file", f"it has more than {MAX_PROCESSES} topologies")
             grouped[key] = _Process(case)
         grouped[key].cases.append(case)
     for process in grouped.values():

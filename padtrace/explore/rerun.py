@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from padtrace.contracts.engine import DIVERGENT, check
 from padtrace.contracts.known import KnownReports
 from padtrace.contracts.model import Report
 from padtrace.explore.differences import Differences, compare
+from padtrace.recording import about
 from padtrace.recording.model import Recording
 
 
@@ -58,8 +58,8 @@ def rerun(
     return Outcome(recording, replayed, report, differences, same, verdict)
 
 
-def _release(recording: Recording) -> Any:
-    return recording.about.get("sglang")
+def _release(recording: Recording) -> str | None:
+    return about.view(recording.about).sglang
 
 
 def _silent(done: int, total: int, text: str) -> None:

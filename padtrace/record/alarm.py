@@ -10,6 +10,7 @@ import logging
 import os
 
 from padtrace.contracts.rows import num_splits_agrees, num_splits_expected
+from padtrace.one_line import one_line
 from padtrace.record.native import Snapshot
 from padtrace.record.snapshots import METADATA_READY, REPLAN_EQUIVALENT, TOKEN_ROWS
 from padtrace.record.state import BatchRecord, State
@@ -29,7 +30,7 @@ class Alarm:
             folder: where the rings are, for the command to run next.
         """
         self._state = state
-        self._next = f"padtrace seal {folder} -o crash.safetensors && padtrace diff "
+        self._next = f"padtrace seal {one_line(folder)} -o crash.safetensors && padtrace diff "
         self._next += "crash.safetensors"
         self._lines = 0
         self._told: set[tuple[str, int]] = set()
@@ -77,7 +78,8 @@ class Alarm:
         where = f"process {os.getpid()} step {state.step}"
         if state.forward >= 0:
             where += f" forward {state.forward}"
-        logger.error("padtrace alarm: %s: %s. Next: %s", where, text, self._next)
+        # The names come from SGLang and from the user's folders.
+        logger.error("padtrace alarm: %s: %s. Next: %s", where, one_line(text), self._next)
 
 
 def _history(record: BatchRecord) -> str:

@@ -18,6 +18,7 @@ from padtrace.record.facts_collector import parallel_facts, process_facts
 from padtrace.record.failures import ErrorRecorder
 from padtrace.record.hooks import Around
 from padtrace.record.install import Installer
+from padtrace.record.plain_log import make_plain
 from padtrace.record.probes.context import Context
 from padtrace.record.ring import EventWriter, RingUnavailable
 from padtrace.record.state import State
@@ -31,6 +32,7 @@ def start() -> bool:
     wanted = settings.from_environment(os.environ)
     if wanted is None:
         return False
+    make_plain(logger)
     for problem in wanted.problems:
         logger.warning("padtrace: %s", problem)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from padtrace.recording import schema
+from padtrace.recording import limits, schema
 from padtrace.recording.absent import NONE_CODE, NOT_OBSERVED_CODE, Absent, code_of
 from padtrace.recording.model import Recording, TableData, Value, columns_from
 
@@ -57,7 +57,13 @@ class RecordingBuilder:
 
     def string_code(self, text: str) -> int:
         """The number that stands for a string in a STRING column."""
-        return self._strings.setdefault(text, len(self._strings))
+        code = self._strings.get(text)
+        if code is None:
+            # The last place is for all that there is no room for.
+            if len(self._strings) >= limits.MAX_STRINGS - 1:
+                text = limits.TOO_MANY_STRINGS
+            code = self._strings.setdefault(text, len(self._strings))
+        return code
 
     def finish(self, coverage: Mapping[str, Any] | None = None) -> Recording:
         tables: dict[str, TableData] = {}
@@ -120,7 +126,7 @@ class RecordingBuilder:
         if value is Absent.NOT_OBSERVED:
             return NOT_OBSERVED_CODE
         if isinstance(value, str):
-            return self._strings.setdefault(value, len(self._strings))
+            return self.string_code(value)
         if isinstance(value, dict):
             return self.snapshot_row(value)
         if isinstance(value, (list, tuple)):

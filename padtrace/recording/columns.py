@@ -102,22 +102,42 @@ def decode(
     Raises:
         BadRecordingError: the tensors do not fit the encoding or the row count.
     """
-    if encoding == "constant":
-        if constant is None:
-            raise _bad(where, "a constant column states no value")
+    verify(encoding, constant, tensors, rows, where)
+    if constant is not None and encoding == "constant":
         return np.broadcast_to(np.int64(constant), (rows,))
     stored = tensors[""]
-    if stored.shape != (rows,):
-        raise _bad(where, f"it has shape {stored.shape}, its table {rows} rows")
     if encoding == "plain":
         return widen(stored)
     if encoding == "delta":
-        return _from_delta(tensors, rows, where)
-    index = stored.astype(np.int64)
-    dictionary = widen(tensors[".dictionary"])
-    if rows and (int(index.min()) < 0 or int(index.max()) >= dictionary.size):
-        raise _bad(where, f"an index lies outside its dictionary of {dictionary.size}")
-    return dictionary[index]
+        return _from_delta(tensors, rows)
+    return widen(tensors[".dictionary"])[stored.astype(np.int64)]
+
+
+def verify(
+    encoding: str,
+    constant: int | None,
+    tensors: dict[str, IntegerArray],
+    rows: int,
+    where: str,
+) -> None:
+    """Whether a column can be rebuilt, without the cost of doing it.
+
+    Raises:
+        BadRecordingError: the tensors do not fit the encoding or the row count.
+    """
+    if encoding == "constant":
+        if constant is None:
+            raise _bad(where, "a constant column states no value")
+        return
+    stored = tensors[""]
+    if stored.shape != (rows,):
+        raise _bad(where, f"it has shape {stored.shape}, its table {rows} rows")
+    if encoding == "delta":
+        _verify_delta(tensors, rows, where)
+    if encoding == "dictionary":
+        size = tensors[".dictionary"].size
+        if rows and (int(stored.min()) < 0 or int(stored.max()) >= size):
+            raise _bad(where, f"an index lies outside its dictionary of {size}")
 
 
 def _as_delta(values: Int64Array) -> EncodedColumn | None:
@@ -145,11 +165,18 @@ def _as_delta(values: Int64Array) -> EncodedColumn | None:
     return best
 
 
-def _from_delta(tensors: dict[str, IntegerArray], rows: int, where: str) -> Int64Array:
-    fresh, values = widen(tensors[".fresh_rows"]), widen(tensors[".fresh_values"])
+def _verify_delta(tensors: dict[str, IntegerArray], rows: int, where: str) -> None:
+    fresh, values = widen(tensors[".fresh_rows"]), tensors[".fresh_values"]
     ordered = fresh.size == values.size and bool((np.diff(fresh) > 0).all())
-    if rows and (not ordered or not fresh.size or int(fresh[0]) != 0 or int(fresh[-1]) >= rows):
+    inside = bool(fresh.size) and int(fresh[0]) == 0 and int(fresh[-1]) < rows
+    if rows and not (ordered and inside):
         raise _bad(where, "the rows at which its steps start afresh make no sense")
+
+
+def _from_delta(tensors: dict[str, IntegerArray], rows: int) -> Int64Array:
+    if not rows:
+        return np.zeros(0, dtype=np.int64)
+    fresh, values = widen(tensors[".fresh_rows"]), widen(tensors[".fresh_values"])
     with np.errstate(over="ignore"):
         summed = np.cumsum(tensors[""].astype(np.int64), dtype=np.int64)
         lengths = np.diff(np.append(fresh, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from padtrace.recording import columns, schema, value_tensors
+from padtrace.recording import columns, limits, reader, schema, value_tensors
 
 _FULL = value_tensors.FULL_FIELDS
 
@@ -55,7 +55,30 @@ table `vector` (`vector/offsets` has one entry more than rows, row i is
 `snapshot` is a row of the table `snapshot`. Equal vectors and snapshots are stored once.
 
 Rows of event tables are sorted by process and order of entry. Columns may be added by later
-versions; an older file then reads as "not observed" there.
+versions; an older file then reads as "not observed" there. Columns marked "always" place an event:
+a reader refuses a file that holds an absent code there.
+
+## Limits
+
+A reader refuses what exceeds one of these. The writer cuts longer strings, with a mark
+(`... [cut: 5000 characters]`), and leaves out what is nested deeper.
+
+| of | at most |
+| --- | --- |
+| a string, as a key too | {limits.MAX_STRING:,} characters |
+| entries of `strings` | {limits.MAX_STRINGS:,} |
+| nesting of `about`, `coverage`, `facts` | {limits.MAX_DEPTH} levels |
+| `about`, `coverage`, the mean object of `facts` | {limits.MAX_OBJECT_BYTES >> 20} MiB |
+| lists and objects in each of these entries | {limits.MAX_CONTAINERS:,} |
+| processes | {limits.MAX_PROCESSES:,} |
+| ranks of a server, any size or rank in `process` | {limits.MAX_RANKS:,} |
+| integers in JSON | 64 bits |
+| items of one vector | {reader.MAX_VECTOR_VALUES_PER_ROW:,} |
+| the header of the file | {reader.MAX_HEADER_BYTES >> 20} MiB |
+| the file | {reader.MAX_FILE_BYTES >> 30} GiB |
+
+The known keys of `about`, `coverage` and `facts` have types
+(`padtrace/recording/about.py`, `coverage.py`, `facts.py`); others may be added and are kept.
 """
 
 
@@ -96,5 +119,7 @@ def markdown() -> str:
 def _section(title: str, opening: str, rows: tuple[schema.Column, ...]) -> str:
     lines = [f"## {title}", "", opening[0].upper() + opening[1:], ""]
     lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{c.name}` | {c.type.value} | {c.unit} | {c.meaning} |" for c in rows]
+    for column in rows:
+        kind = column.type.value if column.optional else f"{column.type.value}, always"
+        lines.append(f"| `{column.name}` | {kind} | {column.unit} | {column.meaning} |")
     return "\n".join(lines) + "\n"

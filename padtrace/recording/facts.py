@@ -79,6 +79,24 @@ class DeviceFacts(msgspec.Struct, kw_only=True):
     capability: list[int] = []
 
 
+class CaseEntry(msgspec.Struct, kw_only=True):
+    """One case of a made recording and the batch it became."""
+
+    id: str | None = None
+    batch: int | None = None
+
+
+class CaseFacts(msgspec.Struct, kw_only=True):
+    """What a made process was made from.
+
+    Attributes:
+        plan: auto, before or after: when metadata are planned.
+    """
+
+    plan: str | None = None
+    cases: list[CaseEntry] = []
+
+
 class Facts(msgspec.Struct, kw_only=True):
     """All facts of one process.
 
@@ -102,7 +120,7 @@ class Facts(msgspec.Struct, kw_only=True):
     custom_all_reduce_max_bytes: int | None = None
     fingerprints: dict[str, str] = {}
     host: str | None = None
-    case: dict[str, Any] | None = None
+    case: CaseFacts | None = None
 
 
 def view(facts: dict[str, Any]) -> Facts:

@@ -1,7 +1,7 @@
 """Reads a recording as hostile input: bounded, typed errors, nothing executed.
 
-The whole file is verified before anything is believed: container, format version, digests, row
-counts, then that every index points to something.
+The whole file is verified before anything is believed: container, format version, digests, limits,
+types, row counts, then that every index points to something. What was read raises nothing later.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from padtrace.errors import BadRecordingError
-from padtrace.recording import schema
+from padtrace.one_line import one_line
+from padtrace.recording import about, coverage, facts, limits, schema
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
-from padtrace.recording.columns import ENCODINGS, Int64Array, decode, widen
+from padtrace.recording.columns import ENCODINGS, Int64Array, decode, verify, widen
 from padtrace.recording.model import Recording, TableData
 from padtrace.recording.value_tensors import (
     MAX_DIMENSIONS,
@@ -34,6 +35,8 @@ from padtrace.recording.writer import digest, metadata_digest
 MAX_FILE_BYTES = 4 << 30
 MAX_HEADER_BYTES = 64 << 20
 MAX_VECTOR_VALUES_PER_ROW = 1 << 20
+# Of what is said of a file in its own words.
+_MAX_WHY = 300
 _ASK_AGAIN = "ask for the file again, or record once more"
 _DTYPES = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 
@@ -41,7 +44,7 @@ _DTYPES = {"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 class _ColumnEntry(msgspec.Struct, rename={"same_as": "as"}):
     encoding: str
     type: str
-    constant: int | None = None
+    constant: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     same_as: str | None = None
 
 
@@ -82,7 +85,14 @@ def from_bytes(data: bytes, name: str) -> Recording:
     if digests.keys() != tensors.keys():
         missing = sorted(digests.keys() - tensors.keys())
         raise _bad(name, f"tensor {missing[0]} is listed but absent", _ASK_AGAIN)
-    recording = _assemble(tensors, texts, name, limit=len(data))
+    try:
+        recording = _assemble(tensors, texts, name, limit=len(data))
+        _check_views(recording)
+    except BadRecordingError as error:
+        if error.what == _what(name):
+            raise
+        # Columns and views know no file name, and who reads many files wants to know which it is.
+        raise _bad(name, f"{error.what.removeprefix(_BAD)}: {error.why}", error.hint) from error
     _check_references(recording, name)
     return recording
 
@@ -158,7 +168,8 @@ def _tensor(
     entry = _convert(raw, _TensorEntry, key, name)
     dtype = _DTYPES.get(entry.dtype)
     most = MAX_DIMENSIONS if key.startswith(PREFIX) else 1
-    if dtype is None or not 1 <= len(entry.shape) <= most or min(entry.shape) < 0:
+    fits = 1 <= len(entry.shape) <= most and 0 <= min(entry.shape) <= max(entry.shape) <= len(data)
+    if dtype is None or not fits:
         raise _bad(
             name,
             f"tensor {key} ({entry.dtype}, {len(entry.shape)} dimensions) is no column of integers",
@@ -187,7 +198,7 @@ def _check_format(texts: dict[str, str], name: str) -> None:
             "its metadata name no padtrace format",
             "this is a safetensors file, but no padtrace recording",
         )
-    if not version.isdecimal() or int(version) > schema.FORMAT_VERSION:
+    if version not in map(str, range(1, schema.FORMAT_VERSION + 1)):
         raise _bad(
             name,
             f"its format version is {version[:20]}; this padtrace reads {schema.FORMAT_VERSION}",
@@ -200,6 +211,7 @@ def _assemble(
 ) -> Recording:
     entries = _json(texts, "tables", dict[str, _TableEntry], name)
     _check_same(entries, name)
+    _check_columns(entries, tensors, name)
     tables: dict[str, TableData] = {}
     for table in schema.all_tables():
         entry = entries.get(table.name, _TableEntry(rows=0, columns={}))
@@ -210,14 +222,35 @@ def _assemble(
         )
     return Recording(
         tables=tables,
-        strings=_json(texts, "strings", list[str], name),
+        strings=_strings(texts, name),
         vector_values=widen(_required(tensors, "vector/values", name)),
         vector_offsets=widen(_required(tensors, "vector/offsets", name)),
-        facts=_json(texts, "facts", list[dict[str, Any]], name),
-        coverage=_json(texts, "coverage", dict[str, Any], name),
-        about=_json(texts, "about", dict[str, Any], name),
+        facts=_free(texts, "facts", list[dict[str, Any]], name),
+        coverage=_free(texts, "coverage", dict[str, Any], name),
+        about=_free(texts, "about", dict[str, Any], name),
         values=_values(tensors, texts, name),
     )
+
+
+def _strings(texts: dict[str, str], name: str) -> list[str]:
+    strings = _json(texts, "strings", list[str], name)
+    problem = limits.problem_of_strings(strings)
+    if problem is not None:
+        raise _bad(name, f"strings: {problem}", _ASK_AGAIN)
+    return strings
+
+
+def _free(texts: dict[str, str], key: str, wanted: type[_Wanted], name: str) -> _Wanted:
+    """JSON whose keys are not all known: bounded before it is decoded, and after."""
+    problem = limits.problem_of_text(texts.get(key, ""))
+    if problem is None:
+        value = _json(texts, key, wanted, name)
+        parts = value if isinstance(value, list) else [value]
+        size = len(texts[key].encode()) / max(len(parts), 1)
+        problem = limits.problem_of(value) or limits.problem_of_size(int(size))
+        if problem is None:
+            return value
+    raise _bad(name, f"{key}: {problem}", _ASK_AGAIN)
 
 
 def _values(
@@ -249,20 +282,52 @@ def _loader(
         if described is None:
             return None
         where = f"{table}/{column}"
-        if described.encoding not in ENCODINGS:
-            raise _bad(
-                name, f"column {where} has encoding {described.encoding!r}", "upgrade padtrace"
-            )
         if described.encoding == "same":
             other_table, _, other_column = (described.same_as or "").partition("/")
             return tables[other_table].column(other_column)
-        parts = {
-            suffix: _required(tensors, f"{where}{suffix}", name)
-            for suffix in ENCODINGS[described.encoding]
-        }
+        parts = _parts(described, where, tensors, name)
         return decode(described.encoding, described.constant, parts, entry.rows, where)
 
     return load
+
+
+def _parts(
+    described: _ColumnEntry, where: str, tensors: dict[str, NDArray[Any]], name: str
+) -> dict[str, NDArray[Any]]:
+    """The tensors of a column by their suffix."""
+    if described.encoding not in ENCODINGS:
+        raise _bad(name, f"column {where} has encoding {described.encoding!r}", "upgrade padtrace")
+    suffixes = ENCODINGS[described.encoding]
+    return {suffix: _required(tensors, f"{where}{suffix}", name) for suffix in suffixes}
+
+
+def _check_columns(
+    entries: dict[str, _TableEntry], tensors: dict[str, NDArray[Any]], name: str
+) -> None:
+    """Every known column can be rebuilt, though it is rebuilt when first asked for."""
+    for table in schema.all_tables():
+        entry = entries.get(table.name)
+        if entry is None:
+            continue
+        wanted = {column.name for column in table.columns}
+        wanted |= _lent(entries, table.name)
+        for column in wanted & entry.columns.keys():
+            described = entry.columns[column]
+            if described.encoding != "same":
+                where = f"{table.name}/{column}"
+                parts = _parts(described, where, tensors, name)
+                verify(described.encoding, described.constant, parts, entry.rows, where)
+
+
+def _lent(entries: dict[str, _TableEntry], table: str) -> set[str]:
+    """Columns of a table that others say they are the same as."""
+    named = [
+        (described.same_as or "").partition("/")
+        for entry in entries.values()
+        for described in entry.columns.values()
+        if described.encoding == "same"
+    ]
+    return {column for of, _, column in named if of == table}
 
 
 def _check_same(entries: dict[str, _TableEntry], name: str) -> None:
@@ -282,11 +347,20 @@ def _check_same(entries: dict[str, _TableEntry], name: str) -> None:
                 raise _bad(name, f"{what}, which cannot be", _ASK_AGAIN)
 
 
+def _check_views(recording: Recording) -> None:
+    """What is stated in JSON has the types that are read of it."""
+    about.view(recording.about)
+    coverage.view(recording.coverage)
+    for stated in recording.facts:
+        facts.view(stated)
+
+
 def _check_references(recording: Recording, name: str) -> None:
     _check_vectors(recording, name)
     if len(recording.facts) != recording.rows("process"):
         raise _bad(name, "its facts do not match its processes", _ASK_AGAIN)
-    limits = {
+    _check_topology(recording, name)
+    entries = {
         schema.ColumnType.STRING: len(recording.strings),
         schema.ColumnType.VECTOR: recording.rows("vector"),
         schema.ColumnType.STRINGS: recording.rows("vector"),
@@ -295,11 +369,16 @@ def _check_references(recording: Recording, name: str) -> None:
     for table in schema.all_tables():
         data = recording.table(table.name)
         for column in table.columns:
+            where = f"{table.name}/{column.name}"
             limit = (
-                recording.rows("process") if column.name == "process" else limits.get(column.type)
+                recording.rows("process") if column.name == "process" else entries.get(column.type)
             )
+            if not column.optional:
+                _check_present(data.column(column.name), where, name)
             if limit is not None:
-                _check_index(data.column(column.name), limit, f"{table.name}/{column.name}", name)
+                _check_index(data.column(column.name), limit, where, name)
+            if column.type is schema.ColumnType.STRINGS:
+                _check_lists_of_strings(recording, data.column(column.name), where, name)
     _check_anchors(recording, name)
     stray = [key for key in recording.values if key.process >= recording.rows("process")]
     if stray:
@@ -336,7 +415,46 @@ def _check_index(values: Int64Array, limit: int, where: str, name: str) -> None:
         raise _bad(name, f"column {where} points past the {limit} entries there are", _ASK_AGAIN)
 
 
+def _check_present(values: Int64Array, where: str, name: str) -> None:
+    """Absent codes where nothing could be said of an event without the value."""
+    absent = values <= HIGHEST_ABSENT_CODE
+    if absent.any():
+        row = int(np.flatnonzero(absent)[0])
+        raise _bad(name, f"column {where} has no value in row {row}, which needs one", _ASK_AGAIN)
+
+
+def _check_lists_of_strings(
+    recording: Recording, values: Int64Array, where: str, name: str
+) -> None:
+    """The vectors that this column refers to hold indices of strings."""
+    for row in np.unique(values[values > HIGHEST_ABSENT_CODE]).tolist():
+        listed = recording.vector(row)
+        if listed and not 0 <= min(listed) <= max(listed) < len(recording.strings):
+            last = len(recording.strings) - 1
+            raise _bad(name, f"column {where} lists a string past the last, {last}", _ASK_AGAIN)
+
+
+def _check_topology(recording: Recording, name: str) -> None:
+    """Ranks are told one by one, so their number must be one that a server can have."""
+    table = recording.table("process")
+    if table.rows > limits.MAX_PROCESSES:
+        raise _bad(name, f"it has {table.rows} processes; the limit is {limits.MAX_PROCESSES}", "")
+    ranks = 1
+    for column in schema.PROCESS.columns:
+        if column.unit not in ("rank", "ranks", "index"):
+            continue
+        values = table.column(column.name)
+        present = values[values > HIGHEST_ABSENT_CODE]
+        if present.size and not 0 <= int(present.min()) <= int(present.max()) <= limits.MAX_RANKS:
+            raise _bad(name, f"column process/{column.name} holds no number of a rank", _ASK_AGAIN)
+        if column.name in ("tp_size", "pp_size"):
+            ranks *= int(present.max(initial=1))
+    if ranks > limits.MAX_RANKS:
+        raise _bad(name, f"its server has {ranks} ranks; the limit is {limits.MAX_RANKS}", "")
+
+
 _Wanted = TypeVar("_Wanted")
+_BAD = "bad recording: "
 
 
 def _json(texts: dict[str, str], key: str, wanted: type[_Wanted], name: str) -> _Wanted:
@@ -359,4 +477,8 @@ def _required(tensors: dict[str, NDArray[Any]], key: str, name: str) -> NDArray[
 
 
 def _bad(name: str, why: str, hint: str) -> BadRecordingError:
-    return BadRecordingError(f"bad recording: {os.path.basename(name) or name}", why, hint)
+    return BadRecordingError(_what(name), one_line(why, _MAX_WHY), hint or _ASK_AGAIN)
+
+
+def _what(name: str) -> str:
+    return f"{_BAD}{os.path.basename(name) or name}"

@@ -29,12 +29,19 @@ class ColumnType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name as `show --json` prints it, its type, unit and meaning."""
+    """One column: its name as `show --json` prints it, its type, unit and meaning.
+
+    Attributes:
+        optional: whether a row may hold an absent code instead of a value. Nearly every column is
+            optional, since nobody may have looked; the others place an event, and nothing could be
+            said of one without them.
+    """
 
     name: str
     type: ColumnType
     unit: str
     meaning: str
+    optional: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,8 @@ def _rows(name: str, meaning: str) -> Column:
     return Column(name, ColumnType.INT, "rows", meaning)
 
 
-def _int(name: str, unit: str, meaning: str) -> Column:
-    return Column(name, ColumnType.INT, unit, meaning)
+def _int(name: str, unit: str, meaning: str, *, optional: bool = True) -> Column:
+    return Column(name, ColumnType.INT, unit, meaning, optional)
 
 
 def _bool(name: str, meaning: str) -> Column:
@@ -76,7 +83,7 @@ def _snapshot(name: str, meaning: str) -> Column:
 # Present in every event table. The enter and exit numbers order events within one process and
 # nest them; the order is evidence, since a plan made before the pad is the bug of sglang#30296.
 HEADER = (
-    _int("process", "row of process", "which recorded process"),
+    _int("process", "row of process", "which recorded process", optional=False),
     _string("worker", "target or draft: whose model runner the event belongs to"),
     _int("batch", "id", "ForwardBatch object, numbered per process at first sight"),
     _int(
@@ -89,7 +96,7 @@ HEADER = (
         "step", "count", "calls of the sync collective (or run_batch rounds) in this process so far"
     ),
     _string("step_source", "sync: counted by prepare_mlp_sync_batch_raw; round: by run_batch"),
-    _int("enter_seq", "count", "order of entry among all events of the process"),
+    _int("enter_seq", "count", "order of entry among all events of the process", optional=False),
     _int(
         "exit_seq", "count", "order of exit in the same numbering; not observed if it never ended"
     ),

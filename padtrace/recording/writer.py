@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from padtrace import __version__
 from padtrace.errors import UsageError
-from padtrace.recording import schema
+from padtrace.recording import limits, schema
 from padtrace.recording.columns import EncodedColumn, encode, narrow
 from padtrace.recording.model import Recording
 
@@ -126,9 +126,8 @@ def _anchor(table: schema.Table) -> str:
 def _metadata(
     recording: Recording, described: dict[str, Any], tensors: dict[str, NDArray[Any]]
 ) -> dict[str, str]:
-    about = {**recording.about, "producer": f"padtrace {__version__}"}
     parts: dict[str, Any] = {
-        "about": about,
+        "about": _about(recording),
         "absent": {
             "none": "lowest number of the column's dtype: SGLang held None",
             "no attribute": "lowest + 1: this release has no such attribute",
@@ -136,16 +135,45 @@ def _metadata(
             "constant": "constants use int64 for this",
         },
         "tables": described,
-        "strings": recording.strings,
-        "facts": recording.facts,
-        "coverage": recording.coverage,
+        "strings": [limits.cut(text) for text in recording.strings],
+        "facts": [_bounded(facts, "the facts of a process") for facts in recording.facts],
+        "coverage": _bounded(recording.coverage, "its coverage"),
         "values": {key.name: value.dtype for key, value in recording.values.items()},
         "digests": {name: digest(tensor.tobytes()) for name, tensor in tensors.items()},
     }
     texts = {name: msgspec.json.encode(part).decode() for name, part in parts.items()}
+    for name in ("about", "facts", "coverage"):
+        _refuse(limits.problem_of_text(texts[name]), name)
+    size = sum(map(len, texts.values()))
+    if size > limits.MAX_METADATA_BYTES:
+        _refuse(f"{size} bytes exceed {limits.MAX_METADATA_BYTES}", "all that is no number")
     texts["format"] = f"{schema.FORMAT_NAME}/{schema.FORMAT_VERSION}"
     texts["metadata_digest"] = metadata_digest(texts)
     return texts
+
+
+def _about(recording: Recording) -> dict[str, Any]:
+    """Where it came from; of a very long replay without the arithmetic of its calls."""
+    about = {**recording.about, "producer": f"padtrace {__version__}"}
+    if len(msgspec.json.encode(about)) > limits.MAX_OBJECT_BYTES:
+        about = {**about, "chains": {}, "chain_texts": []}
+        note = "the arithmetic of its calls was left out: it did not fit the file"
+        about["notes"] = [*(about.get("notes") or []), note]
+    fitting: dict[str, Any] = _bounded(about, "what it says about itself")
+    return fitting
+
+
+def _bounded(value: Any, what: str) -> Any:
+    """JSON that the reader takes: long strings are cut, and no object is larger than the limit."""
+    fitting = limits.fitted(value)
+    _refuse(limits.problem_of_size(len(msgspec.json.encode(fitting))), what)
+    return fitting
+
+
+def _refuse(problem: str | None, what: str) -> None:
+    """Rather than to write what no padtrace would open."""
+    if problem is not None:
+        raise UsageError(f"cannot write the recording: {what} is too much", problem, "record less")
 
 
 def content_digest(data: bytes) -> str:

@@ -17,6 +17,7 @@ import msgspec
 import padtrace
 from padtrace.children import Child, Pipes, python_command, python_environment
 from padtrace.errors import EnvironmentMissingError
+from padtrace.recording import about
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import content_digest, to_bytes
@@ -231,8 +232,7 @@ def session() -> Iterator[None]:
 
 def recorded_release(recording: Recording) -> str | None:
     """The release a recording names, if it does."""
-    stated = recording.about.get("sglang")
-    return stated if isinstance(stated, str) else None
+    return about.view(recording.about).sglang
 
 
 def _environment() -> dict[str, str]:

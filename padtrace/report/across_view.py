@@ -15,7 +15,7 @@ from padtrace.explore.across import Across, Change, OnRelease, Progress, Rows
 from padtrace.recording.model import json_value
 from padtrace.report import json_output
 from padtrace.report.summary import case_of
-from padtrace.report.words import plural
+from padtrace.report.words import MAX_MODE, MAX_PADDING, MAX_RELEASE, plain, plural
 
 MAX_FIELDS = 6
 _STYLES = {"clean": "green", "divergent": "bold red"}
@@ -28,16 +28,16 @@ def progress(out: Console, *, quiet: bool) -> Iterator[Progress]:
         yield lambda done, total, text: None
         return
     with out.status("loading SGLang") as status:
-        yield lambda done, total, text: status.update(text)
+        yield lambda done, total, text: status.update(plain(text))
 
 
 def print_across(out: Console, result: Across) -> None:
     """The table of the releases, with the turning points first."""
     style = _STYLES.get(result.verdict, "yellow")
-    out.print(Text(headline(result), style=style))
+    out.print(plain(headline(result), style=style))
     out.print()
     if result.shown is not None:
-        out.print(Text(_place(result), style="dim"))
+        out.print(plain(_place(result), style="dim"))
     out.print(Padding(_table(result), (0, 0, 1, 2)))
     _print_findings(out, result)
     for change in result.changes:
@@ -45,8 +45,8 @@ def print_across(out: Console, result: Across) -> None:
     for entry in result.releases:
         if entry.error is not None:
             lines = "; ".join(entry.error.lines()[:2])
-            out.print(Text(f"{entry.release} was not run: {lines}", style="yellow"))
-    out.print(Text(verdict_line(result), style=style))
+            out.print(plain(f"{entry.release} was not run: {lines}", style="yellow"))
+    out.print(plain(verdict_line(result), style=style))
 
 
 def headline(result: Across) -> str:
@@ -123,12 +123,12 @@ def _place(result: Across) -> str:
 
 def _table(result: Across) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("release", "verdict"):
-        table.add_column(heading, no_wrap=True)
+    table.add_column("release", overflow="ellipsis", max_width=MAX_RELEASE)
+    table.add_column("verdict", no_wrap=True)
     for heading in ("q rows", "num_splits"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("padding", no_wrap=True)
-    table.add_column("mode", no_wrap=True)
+    table.add_column("padding", no_wrap=True, max_width=MAX_PADDING)
+    table.add_column("mode", no_wrap=True, max_width=MAX_MODE)
     table.add_column("contracts", overflow="fold")
     before: Rows | None = None
     for entry in result.releases:
@@ -139,7 +139,7 @@ def _table(result: Across) -> Table:
 
 
 def _cells(entry: OnRelease, rows: Rows | None, before: Rows | None) -> list[str | Text]:
-    verdict = Text(entry.verdict, style=_STYLES.get(entry.verdict, "yellow"))
+    verdict = plain(entry.verdict, style=_STYLES.get(entry.verdict, "yellow"))
     if entry.outcome is None:
         return [entry.release, verdict]
     groups = entry.outcome.report.groups
@@ -150,7 +150,7 @@ def _cells(entry: OnRelease, rows: Rows | None, before: Rows | None) -> list[str
     for name in ("q_rows", "num_splits", "padding_mode"):
         value = getattr(rows, name)
         changed = before is not None and getattr(before, name) != value
-        cells.append(Text("-" if value is None else str(value), style="bold" if changed else ""))
+        cells.append(plain("-" if value is None else str(value), style="bold" if changed else ""))
     return [*cells, rows.mode or "-", ids]
 
 
@@ -158,22 +158,22 @@ def _print_findings(out: Console, result: Across) -> None:
     for listed in result.findings().values():
         names = ", ".join(release for release, _ in listed)
         first = listed[0][1]
-        out.print(Text(f"{first.contract} on {names}", style="bold"))
+        out.print(plain(f"{first.contract} on {names}", style="bold"))
         known = f" - {first.known_reports[0]}" if first.known_reports else ""
-        out.print(Padding(Text(f"{first.sentence}{known}"), (0, 0, 1, 2)))
+        out.print(Padding(plain(f"{first.sentence}{known}"), (0, 0, 1, 2)))
 
 
 def _print_change(out: Console, change: Change) -> None:
     fields = _telling(change)
     if not fields:
         return
-    out.print(Text(f"{change.before} to {change.after}", style="bold"))
+    out.print(plain(f"{change.before} to {change.after}", style="bold"))
     for name, left, right, count in fields[:MAX_FIELDS]:
         times = f" ({count:,} times)" if count > 1 else ""
-        out.print(Padding(Text(f"{name}: {left} -> {right}{times}"), (0, 0, 0, 2)))
+        out.print(Padding(plain(f"{name}: {left} -> {right}{times}"), (0, 0, 0, 2)))
     if len(fields) > MAX_FIELDS:
         out.print(
-            Padding(Text(f"{len(fields) - MAX_FIELDS} more fields: see --json"), (0, 0, 0, 2))
+            Padding(plain(f"{len(fields) - MAX_FIELDS} more fields: see --json"), (0, 0, 0, 2))
         )
     out.print()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from padtrace.contracts import num_splits
 from padtrace.contracts.model import Report
+from padtrace.recording import about
 from padtrace.recording.model import Recording
 
 
@@ -14,7 +15,7 @@ def next_steps(recording: Recording, report: Report, path: str | None) -> list[s
         return [f"padtrace explain {report.groups[0].first.contract} tells the rule"]
     if report.verdict != "nothing-observed":
         return []
-    if recording.about.get("source") == "made":
+    if about.view(recording.about).source == "made":
         return [f"a made recording holds no results yet: padtrace replay {name} --sglang VERSION"]
     reasons = report.skipped.get("PT101", {})
     if num_splits.IN_GRAPH in reasons:

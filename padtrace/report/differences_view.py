@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from padtrace.explore.differences import Difference, Differences
 from padtrace.recording.model import Recording, json_value
 from padtrace.report.summary import differing_fingerprints
-from padtrace.report.words import plural
+from padtrace.report.words import plain, plural
 
 MAX_FIELDS = 20
 MAX_EDITS = 12
@@ -45,7 +44,7 @@ def print_differences(
 ) -> None:
     """The comparison with everything that was left out of it."""
     alike = not result.differ and result.compared_values
-    out.print(Text(headline(result), style="bold green" if alike else "bold red"))
+    out.print(plain(headline(result), style="bold green" if alike else "bold red"))
     out.print()
     out.print(Padding(_totals(result, names), (0, 0, 1, 2)))
     print_fields(out, result)
@@ -53,7 +52,7 @@ def print_differences(
     changed = differing_fingerprints(*recordings)
     if changed:
         listed = ", ".join(changed[:6]) + (" ..." if len(changed) > 6 else "")
-        out.print(Text(f"the source differs in {plural(len(changed), 'function')}: {listed}"))
+        out.print(plain(f"the source differs in {plural(len(changed), 'function')}: {listed}"))
 
 
 def print_fields(out: Console, result: Differences) -> None:
@@ -78,7 +77,8 @@ def print_fields(out: Console, result: Differences) -> None:
         table.add_row(name, *cells[: 3 if wide else 2], f"{count:,}")
     out.print(Padding(table, (0, 0, 1, 2)))
     if len(ordered) > MAX_FIELDS:
-        out.print(f"  {len(ordered) - MAX_FIELDS} more fields: see --json\n")
+        out.print(f"  {len(ordered) - MAX_FIELDS} more fields: see --json")
+        out.print()
 
 
 def print_outside_edits(out: Console, result: Differences) -> None:
@@ -86,17 +86,15 @@ def print_outside_edits(out: Console, result: Differences) -> None:
     if not result.outside_edits:
         return
     out.print(
-        Text(f"{plural(result.outside_edits, 'outside edit')} applied as recorded", style="bold")
+        plain(f"{plural(result.outside_edits, 'outside edit')} applied as recorded", style="bold")
     )
     counted: dict[str, int] = {}
     for edit in result.outside_edit_list:
-        count = edit.get("count", 1)
-        name = str(edit.get("field"))
-        counted[name] = counted.get(name, 0) + (count if isinstance(count, int) else 1)
+        counted[edit.field] = counted.get(edit.field, 0) + edit.count
     ordered = sorted(counted.items(), key=lambda item: -item[1])
     text = ", ".join(f"{name} {count:,}" for name, count in ordered[:MAX_EDITS])
     more = f", {len(ordered) - MAX_EDITS} more fields" if len(ordered) > MAX_EDITS else ""
-    out.print(Padding(Text(text + more), (0, 0, 1, 2)))
+    out.print(Padding(plain(text + more), (0, 0, 1, 2)))
 
 
 def _totals(result: Differences, names: Sequence[str]) -> Table:

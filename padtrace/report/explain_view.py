@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.model import Contract
 from padtrace.errors import UsageError
 from padtrace.report import json_output
+from padtrace.report.words import plain
 
 _INTRODUCTION = """
 A contract is one rule that the events of a recording keep or break. Its id is stable; the hundreds
@@ -78,20 +77,21 @@ def _print_list(out: Console) -> None:
         table.add_column(heading, overflow="fold")
     for contract in CONTRACTS.values():
         kinds = " ".join(contract.kinds)
-        table.add_row(contract.id, contract.severity.value, kinds, escape(contract.rule))
+        table.add_row(contract.id, contract.severity.value, kinds, contract.rule)
     out.print(table)
 
 
 def _print_page(out: Console, contract: Contract) -> None:
-    out.print(Text(f"{contract.id} {contract.name}: {contract.rule}", style="bold"))
+    out.print(plain(f"{contract.id} {contract.name}: {contract.rule}", style="bold"))
     out.print(f"severity {contract.severity.value}, kind {', '.join(contract.kinds)}")
     out.print()
     for paragraph in contract.page.strip().split("\n\n"):
         lines = paragraph.splitlines()
         if any(line.startswith("    ") for line in lines):
-            out.print(Padding(Text("\n".join(line.strip() for line in lines)), (0, 0, 0, 4)))
+            for line in lines:
+                out.print(Padding(plain(line.strip(), limit=None), (0, 0, 0, 4)))
         else:
-            out.print(Text(" ".join(lines)))
+            out.print(plain(" ".join(lines), limit=None))
         out.print()
 
 

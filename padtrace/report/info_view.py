@@ -7,13 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
-from padtrace.recording import schema
+from padtrace.recording import about, coverage, schema
 from padtrace.recording.model import Recording
 from padtrace.report.blindness import blind_spots
 from padtrace.report.summary import Summary, summarize
-from padtrace.report.words import plural, ranks_text
+from padtrace.report.words import plain, plural, ranks_text
 
 
 def as_json(recording: Recording, path: str) -> dict[str, Any]:
@@ -30,17 +29,17 @@ def as_json(recording: Recording, path: str) -> dict[str, Any]:
 def print_info(out: Console, recording: Recording, path: str) -> None:
     """A page that fits a screen."""
     seen = summarize(recording)
-    out.print(Text(_headline(seen, path), style="bold"))
+    out.print(plain(_headline(seen, path), style="bold"))
     out.print()
     out.print(Padding(_body(recording, seen), (0, 0, 1, 2)))
     lines = blind_spots(recording)
     if lines:
-        out.print(Text("not seen", style="bold yellow"))
+        out.print(plain("not seen", style="bold yellow"))
         for line in lines:
-            out.print(Padding(Text(line), (0, 0, 0, 2)))
+            out.print(Padding(plain(line), (0, 0, 0, 2)))
         out.print()
     action = "replay" if seen.source == "made" else "diff"
-    out.print(Text(f"next: padtrace {action} {path}", style="dim"), soft_wrap=True)
+    out.print(plain(f"next: padtrace {action} {path}", style="dim"), soft_wrap=True)
 
 
 def _headline(seen: Summary, path: str) -> str:
@@ -55,12 +54,12 @@ def _body(recording: Recording, seen: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    about = recording.about
+    stated = about.view(recording.about)
     table.add_row("release", ", ".join(seen.releases) or "none named")
     if seen.commits:
         table.add_row("commit", ", ".join(seen.commits))
-    if about.get("command"):
-        table.add_row("command", str(about["command"]))
+    if stated.command:
+        table.add_row("command", stated.command)
     table.add_row("tier", seen.tier)
     for topology, count in seen.topologies.items():
         table.add_row("topology", f"{topology} ({plural(count, 'rank')})")
@@ -77,8 +76,8 @@ def _body(recording: Recording, seen: Summary) -> Table:
         table.add_row("cut short", f"{plural(seen.incomplete, 'rank')} ended without closing")
     table.add_row("hooks", _hooks(recording))
     table.add_row("sources", f"{plural(len(seen.fingerprints), 'fingerprint')} of functions")
-    for note in about.get("notes") or []:
-        table.add_row("note", str(note))
+    for note in stated.notes or ():
+        table.add_row("note", note)
     return table
 
 
@@ -87,11 +86,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _hooks(recording: Recording) -> str:
-    hooks = recording.coverage.get("hooks")
-    if not isinstance(hooks, dict) or not hooks:
-        return "none stated"
     statuses: dict[str, int] = {}
-    for hook in hooks.values():
-        status = str(hook.get("status")) if isinstance(hook, dict) else "unknown"
-        statuses[status] = statuses.get(status, 0) + 1
-    return _counts(statuses)
+    for hook in coverage.view(recording.coverage).hooks.values():
+        statuses[hook.status] = statuses.get(hook.status, 0) + 1
+    return _counts(statuses) or "none stated"

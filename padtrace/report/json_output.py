@@ -5,11 +5,14 @@ Keys may be added; none is renamed, removed or given another meaning.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from padtrace.contracts.model import Group, Report
+from padtrace.one_line import safe_json
+from padtrace.recording import about
 from padtrace.recording.model import Recording
 from padtrace.report import summary
 
@@ -51,20 +54,35 @@ def findings_object(
 
 
 def text(value: Any) -> str:
-    """Readable JSON, keys in the order given."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    """Readable JSON, keys in the order given, with nothing that a terminal could obey."""
+    return _safe(value, 2)
+
+
+def line(value: Any) -> str:
+    """The same on one line."""
+    return _safe(value, None)
+
+
+def _safe(value: Any, indent: int | None) -> str:
+    try:
+        encoded = msgspec.json.encode(value)
+        told = encoded if indent is None else msgspec.json.format(encoded, indent=indent)
+    except UnicodeEncodeError:
+        # A file name that is no UTF-8 holds surrogates, which only this encoder writes.
+        return safe_json(json.dumps(msgspec.to_builtins(value), indent=indent))
+    return safe_json(told.decode())
 
 
 def _recording(recording: Recording, path: str | None) -> dict[str, Any]:
-    about = recording.about
+    stated = about.view(recording.about)
     seen = summary.summarize(recording)
     return {
         "path": path,
         "source": seen.source,
         "tier": seen.tier,
-        "of": about.get("of"),
-        "producer": about.get("producer"),
-        "created_ns": about.get("created_ns"),
+        "of": stated.of,
+        "producer": stated.producer,
+        "created_ns": stated.created_ns,
         "processes": recording.rows("process"),
         "ranks": seen.ranks,
         "missing_ranks": seen.missing_ranks,
@@ -78,7 +96,7 @@ def _sglang(recording: Recording, compared_with: Recording | None) -> dict[str, 
     named = summary.releases(recording)
     return {
         "version": named[0] if len(named) == 1 else (named or None),
-        "source": recording.about.get("sglang_source"),
+        "source": about.view(recording.about).sglang_source,
         "fingerprints": summary.compare_fingerprints(recording, compared_with),
     }
 

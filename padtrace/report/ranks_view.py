@@ -21,16 +21,18 @@ from padtrace.contracts.sites import (
     real_rows,
     unpadded_sites,
 )
-from padtrace.errors import UsageError
+from padtrace.errors import NothingObservedError, UsageError
+from padtrace.one_line import one_line
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
-from padtrace.report.words import plural, ranks_text
+from padtrace.report.words import MAX_MODE, MAX_PADDING, plain, plural, ranks_text
 
 # What all ranks of one forward must have in common, by the words of the table.
 AGREED = {"counts": "counts", "padding": "padding_mode", "run": "run", "buffer": "buffer_rows"}
 
 
+FAILED = " FAILED"
 RUNS = {0: "eager", 1: "graph", None: None}
 
 
@@ -46,7 +48,7 @@ class RankLine:
         buffer_rows: length of the gathered buffer.
     """
 
-    rank: int
+    rank: int | None
     worker: str
     position: int
     forward: int | None
@@ -117,16 +119,21 @@ def side_by_side(recording: Recording, step: int | None = None) -> StepOfRanks:
 
     Raises:
         UsageError: no event of that step was recorded.
+        NothingObservedError: no step was recorded at all.
     """
     evidence = Evidence(recording)
     steps = evidence.column("forward", "step")
     known = steps[present(steps)]
+    hint = "`padtrace show` lists the events"
+    if not known.size:
+        why = "the recording holds no forward in a step"
+        raise NothingObservedError("no step was recorded", why, hint)
     if step is None:
-        step = int(known.max()) if known.size else None
-    if step is None or not (known == step).any():
-        what = "no step was recorded" if step is None else f"no forward of step {step} is recorded"
-        span = f"steps {int(known.min())} to {int(known.max())}" if known.size else "no step"
-        raise UsageError(what, f"the recording holds {span}", "`padtrace show` lists the events")
+        step = int(known.max())
+    if not (known == step).any():
+        span = f"steps {int(known.min())} to {int(known.max())}"
+        what = f"no forward of step {step} is recorded"
+        raise UsageError(what, f"the recording holds {span}", hint)
     lines = _lines(evidence, np.flatnonzero(steps == step).astype(np.int64))
     ranks = _ranks(evidence)
     silent = sorted(set(ranks) - {line.rank for line in lines})
@@ -136,12 +143,11 @@ def side_by_side(recording: Recording, step: int | None = None) -> StepOfRanks:
 def missing_ranks(recording: Recording) -> list[int]:
     """Ranks that the recording says are missing, or that its topology has and it does not."""
     evidence = Evidence(recording)
-    blind = recording.coverage.get("blind")
-    stated = blind.get("missing_ranks", []) if isinstance(blind, dict) else []
-    found = {rank for rank in stated if isinstance(rank, int)}
+    found = set(evidence.coverage.blind.missing_ranks)
     # Cases name one rank each on purpose; several replicas do not say how many they are.
     replicas = evidence.column("process", "replica")
-    if not any(facts.get("case") for facts in recording.facts) and (replicas == 0).all():
+    made = any(evidence.facts(row).case for row in range(recording.rows("process")))
+    if not made and (replicas == 0).all():
         tp, pp = (evidence.column("process", f"{name}_size") for name in ("tp", "pp"))
         size = max(int(tp.max(initial=0)), 0) * max(int(pp.max(initial=1)), 1)
         found |= set(range(size)) - set(_ranks(evidence))
@@ -166,7 +172,7 @@ def _lines(evidence: Evidence, forwards: Int64Array) -> list[RankLine]:
         seen[process, worker] = position + 1
         lines.append(
             RankLine(
-                rank=int(evidence.column("process", "global_rank")[process]),
+                rank=_number(evidence.column("process", "global_rank")[process]),
                 worker=worker,
                 position=position,
                 forward=value["forward"],
@@ -182,7 +188,12 @@ def _lines(evidence: Evidence, forwards: Int64Array) -> list[RankLine]:
             )
         )
     workers = list(dict.fromkeys(line.worker for line in lines))
-    return sorted(lines, key=lambda x: (workers.index(x.worker), x.position, x.rank))
+    return sorted(lines, key=lambda x: _place(workers, x))
+
+
+def _place(workers: Sequence[str], line: RankLine) -> tuple[int, int, int]:
+    rank = NO_ROW if line.rank is None else line.rank
+    return workers.index(line.worker), line.position, rank
 
 
 def _columns(evidence: Evidence, forwards: Int64Array) -> dict[str, Int64Array]:
@@ -278,14 +289,14 @@ def print_divergent_step(out: Console, recording: Recording, report: Report) -> 
 
 def print_ranks(out: Console, result: StepOfRanks) -> None:
     """One table per forward that the ranks do together."""
-    out.print(Text(f"step {result.step}, ranks side by side", style="bold"))
+    out.print(plain(f"step {result.step}, ranks side by side", style="bold"))
     for (worker, position), lines in result.groups():
         _print_group(out, worker, position, lines)
     if result.silent:
         out.print(f"no forward in this step: {ranks_text(result.silent)}")
     if result.missing:
         text = f"not in the file: {ranks_text(result.missing)} (merge folders: padtrace seal)"
-        out.print(Text(text, style="yellow"))
+        out.print(plain(text, style="yellow"))
     out.print()
 
 
@@ -294,13 +305,13 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     shared = {line.counts for line in lines if line.counts is not None}
     counts = f", counts {list(*shared)}" if len(shared) == 1 else ""
     title = f"{worker} forward {position + 1}: {plural(len(lines), 'rank')}{counts}"
-    out.print(Padding(Text(title, style="dim"), (0, 0, 0, 2)))
+    out.print(Padding(plain(title, style="dim"), (0, 0, 0, 2)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
-    table.add_column("mode", no_wrap=True)
+    table.add_column("mode", no_wrap=True, max_width=MAX_MODE + len(FAILED))
     if "counts" in apart:
         table.add_column("counts", overflow="fold")
-    table.add_column("padding", no_wrap=True)
+    table.add_column("padding", no_wrap=True, max_width=MAX_PADDING)
     table.add_column("run", no_wrap=True)
     for heading in ("real", "planned", "padded", "buffer"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -309,24 +320,26 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     out.print(Padding(table, (0, 0, 0, 4)))
     if apart:
         text = f"the ranks do not agree on {', '.join(apart)}"
-        out.print(Padding(Text(text, style="bold red"), (0, 0, 0, 4)))
+        out.print(Padding(plain(text, style="bold red"), (0, 0, 0, 4)))
 
 
 def _cells(line: RankLine, apart: Sequence[str]) -> list[str | Text]:
     def cell(value: object, word: str = "") -> Text:
-        return Text("-" if value is None else str(value), style="bold red" if word in apart else "")
+        style = "bold red" if word in apart else ""
+        return plain("-" if value is None else str(value), style)
 
     short = line.planned_rows is not None and line.planned_rows != line.padded_rows
     counts = [cell(list(line.counts) if line.counts else None, "counts")]
-    failed = " FAILED" if line.failed else ""
+    # The mark stays where a long name is cut.
+    mode = one_line(line.mode or "-", MAX_MODE) + (FAILED if line.failed else "")
     return [
-        str(line.rank),
-        f"{line.mode or '-'}{failed}",
+        cell(line.rank),
+        mode,
         *(counts if "counts" in apart else []),
         cell(line.padding_mode, "padding"),
         cell(line.run, "run"),
         cell(line.real_rows),
-        Text(cell(line.planned_rows).plain, style="bold red" if short else ""),
+        plain(cell(line.planned_rows).plain, style="bold red" if short else ""),
         cell(line.padded_rows),
         cell(line.buffer_rows, "buffer"),
     ]

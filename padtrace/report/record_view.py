@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
-from padtrace.report.words import plural
+from padtrace.report.words import plain, plural
 
 _STATUS_SECONDS = 30.0
 
@@ -35,9 +34,9 @@ class RecordView:
     def started(self, rings: Path, log: Path | None) -> None:
         """What outlives this command, should it be killed."""
         with self._lock:
-            self.err.print(Text(f"padtrace: rings in {rings}", style="dim"), soft_wrap=True)
+            self.err.print(plain(f"padtrace: rings in {rings}", style="dim"), soft_wrap=True)
             if log is not None:
-                self.err.print(Text(f"padtrace: log {log}", style="dim"), soft_wrap=True)
+                self.err.print(plain(f"padtrace: log {log}", style="dim"), soft_wrap=True)
 
     def status(self, status: Any) -> None:
         """A line now and then, and at once when an alarm or an error was recorded."""
@@ -56,37 +55,37 @@ class RecordView:
         if status.dropped:
             parts.append(f"{plural(status.dropped, 'event')} dropped")
         with self._lock:
-            self.err.print(Text(", ".join(parts), style="dim"))
+            self.err.print(plain(", ".join(parts), style="dim"))
 
     def first_error(self, found: Any) -> None:
         """The diagnosis while the server is still ending."""
         diagnosis = _diagnosis(found.recording)
         with self._lock:
-            self.err.print(Text(f"padtrace: {diagnosis}", style="bold red"))
+            self.err.print(plain(f"padtrace: {diagnosis}", style="bold red"))
             self.err.print(
-                Text(f"  {found.recording}, sealed {found.seconds:.1f} s after", style="dim")
+                plain(f"  {found.recording}, sealed {found.seconds:.1f} s after", style="dim")
             )
 
     def ended(self, result: Any) -> None:
         """Where the recording is and what to run next."""
         err = self.err
-        err.print(Text(f"padtrace: the server ended with exit code {result.exit_code}"))
+        err.print(plain(f"padtrace: the server ended with exit code {result.exit_code}"))
         if result.problem is not None:
             for line in result.problem.lines():
-                err.print(Text(f"  {line}", style="bold yellow"))
+                err.print(plain(f"  {line}", style="bold yellow"))
         if result.recording is not None:
-            err.print(Text(f"  recording: {result.recording} ({result.size:,} bytes)"))
+            err.print(plain(f"  recording: {result.recording} ({result.size:,} bytes)"))
         if result.sealed is not None:
             for note in result.sealed.notes:
-                err.print(Text(f"  {note}"))
+                err.print(plain(f"  {note}"))
             if result.sealed.missing_ranks:
                 listed = ", ".join(str(rank) for rank in result.sealed.missing_ranks)
-                err.print(Text(f"  ranks without a recording here: {listed}"))
+                err.print(plain(f"  ranks without a recording here: {listed}"))
         if result.rings is not None:
-            err.print(Text(f"  rings kept in {result.rings}"))
+            err.print(plain(f"  rings kept in {result.rings}"))
         if result.log is not None:
-            err.print(Text(f"  log kept in {result.log}"))
-        err.print(Text(f"  next: {result.next_command}", style="bold"), soft_wrap=True)
+            err.print(plain(f"  log kept in {result.log}"))
+        err.print(plain(f"  next: {result.next_command}", style="bold"), soft_wrap=True)
 
 
 def _diagnosis(path: Path) -> str:

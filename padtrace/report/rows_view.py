@@ -9,6 +9,7 @@ from rich.text import Text
 
 from padtrace.contracts.num_splits import RowPair, row_pairs
 from padtrace.recording.model import Recording
+from padtrace.report.words import plain
 
 MAX_LINES = 20
 
@@ -32,7 +33,7 @@ def print_rows(out: Console, recording: Recording) -> None:
     if rest:
         agree = sum(count for _, count in rest)
         out.print(
-            Padding(Text(f"{len(rest)} more kinds of forward ({agree:,} times)"), (0, 0, 1, 2))
+            Padding(plain(f"{len(rest)} more kinds of forward ({agree:,} times)"), (0, 0, 1, 2))
         )
 
 
@@ -41,8 +42,8 @@ def _cells(pair: RowPair) -> tuple[str | Text, ...]:
     return (
         f"{pair.mode} ({pair.worker})",
         str(pair.q_rows),
-        Text(str(pair.num_splits), style=style),
+        plain(str(pair.num_splits), style=style),
         str(pair.needs),
-        Text(pair.sign, style=style),
+        plain(pair.sign, style=style),
         pair.planned.removesuffix(" the pad") if pair.planned else "",
     )

@@ -7,9 +7,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.text import Text
 
-from padtrace.report.words import plural
+from padtrace.report.words import plain, plural
 from padtrace.sharing.check import ShareProof, Suspicion
 from padtrace.sharing.document import Redacted
 from padtrace.sharing.kept import LIST_VERSION
@@ -19,12 +18,12 @@ def print_share_check(out: Console, proof: ShareProof, path: str = "REC") -> Non
     """The proof, and whether the file may go into a public issue."""
     if proof.holds:
         head = "shape: no token ids, no text, no activations; fit for a public issue"
-        out.print(Text(head, style="bold green"))
+        out.print(plain(head, style="bold green"))
     elif proof.tier == "shape":
-        out.print(Text("it holds what a stranger should not read", style="bold yellow"))
+        out.print(plain("it holds what a stranger should not read", style="bold yellow"))
     else:
         head = f"tier {proof.tier}: look before you share"
-        out.print(Text(head if proof.tier in ("meta", "full") else head[5:], style="bold yellow"))
+        out.print(plain(head if proof.tier in ("meta", "full") else head[5:], style="bold yellow"))
     for line in proof.lines:
         _line(out, line)
     for place, count in proof.free_texts.items():
@@ -36,21 +35,21 @@ def print_share_check(out: Console, proof: ShareProof, path: str = "REC") -> Non
     if proof.holds_more:
         _line(out, _holds_more(proof), "bold")
     if not proof.holds:
-        out.print(Text(f"next: padtrace redact {path} -o OUT", style="dim"), soft_wrap=True)
+        out.print(plain(f"next: padtrace redact {path} -o OUT", style="dim"), soft_wrap=True)
 
 
 def print_redacted(
     out: Console, redacted: Redacted, proof: ShareProof, path: Path, size: int
 ) -> None:
     """What was written, and what is no longer in it."""
-    out.print(Text(f"{path}: {size:,} bytes, for a public issue"), soft_wrap=True)
+    out.print(plain(f"{path}: {size:,} bytes, for a public issue"), soft_wrap=True)
     if not redacted.taken:
         _line(out, "nothing had to be taken out")
     for what, count in redacted.taken.items():
         _line(out, f"taken out: {what}, {count:,}")
     for problem in proof.problems:
         _line(out, problem, "bold")
-    out.print(Text(f"next: padtrace info {path} --share-check", style="dim"), soft_wrap=True)
+    out.print(plain(f"next: padtrace info {path} --share-check", style="dim"), soft_wrap=True)
 
 
 def redacted_as_json(
@@ -66,7 +65,7 @@ def redacted_as_json(
 
 
 def _line(out: Console, line: str, style: str = "") -> None:
-    out.print(Padding(Text(line, style=style), (0, 0, 0, 2)))
+    out.print(Padding(plain(line, style=style), (0, 0, 0, 2)))
 
 
 def _suspicion(one: Suspicion) -> str:

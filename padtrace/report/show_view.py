@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from padtrace.errors import UsageError
 from padtrace.recording import schema
 from padtrace.recording.model import Event, Recording, Snapshot, json_value
-from padtrace.report.words import plural
+from padtrace.report import json_output
+from padtrace.report.words import plain, plural
 
 Chosen = list[tuple[str, int]]
 
@@ -73,7 +72,7 @@ def json_lines(recording: Recording, chosen: Chosen) -> Iterator[str]:
     for kind, row in chosen:
         event = recording.event(kind, row)
         values = {name: json_value(value) for name, value in event.values.items()}
-        yield msgspec.json.encode({"event": kind, **values}).decode()
+        yield json_output.line({"event": kind, **values})
 
 
 def print_events(out: Console, recording: Recording, chosen: Chosen, *, limit: int) -> None:
@@ -92,7 +91,7 @@ def print_events(out: Console, recording: Recording, chosen: Chosen, *, limit: i
     out.print(table)
     if len(shown) < len(chosen):
         rest = plural(len(chosen) - len(shown), "more event")
-        out.print(Text(f"{rest}: narrow it with --step, --rank, --forward, --kind, or --limit 0"))
+        out.print(plain(f"{rest}: narrow it with --step, --rank, --forward, --kind, or --limit 0"))
     elif not chosen:
         out.print("no event fits")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from padtrace.contracts.evidence import Evidence, present
-from padtrace.recording import schema
+from padtrace.recording import about, facts, schema
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
 
@@ -51,15 +51,13 @@ def summarize(recording: Recording) -> Summary:
     graph = evidence.column("forward", "can_run_graph")
     failed = evidence.column("forward", "failed")
     dropped = evidence.column("process", "dropped")
-    blind = recording.coverage.get("blind")
-    missing = blind.get("missing_ranks", []) if isinstance(blind, dict) else []
     return Summary(
-        source=str(recording.about.get("source", "unknown")),
-        tier=str(recording.about.get("tier", "unknown")),
+        source=evidence.about.source,
+        tier=evidence.about.tier,
         releases=releases(recording),
-        commits=_distinct(recording, "commit"),
+        commits=sorted({named.commit for named in _sglang(recording) if named.commit}),
         ranks=_ranks(evidence),
-        missing_ranks=[rank for rank in missing if isinstance(rank, int)],
+        missing_ranks=evidence.coverage.blind.missing_ranks,
         topologies=_topologies(evidence),
         modes=_modes(evidence),
         events={kind: recording.rows(kind) for kind in schema.EVENT_KINDS},
@@ -76,25 +74,24 @@ def summarize(recording: Recording) -> Summary:
 
 def releases(recording: Recording) -> list[str]:
     """The SGLang releases the recording names."""
-    named = _distinct(recording, "version")
-    stated = recording.about.get("sglang")
-    return named or ([str(stated)] if stated else [])
+    named = sorted({named.version for named in _sglang(recording) if named.version})
+    stated = about.view(recording.about).sglang
+    return named or ([stated] if stated else [])
 
 
 def fingerprints(recording: Recording) -> dict[str, str]:
     """Source hash of every hooked function, "several" where processes differ."""
     merged: dict[str, str] = {}
-    for process in range(recording.rows("process")):
-        facts = recording.facts[process].get("fingerprints")
-        for name, value in (facts if isinstance(facts, dict) else {}).items():
-            merged[name] = str(value) if merged.get(name, value) == value else "several"
+    for stated in recording.facts:
+        for name, value in facts.view(stated).fingerprints.items():
+            merged[name] = value if merged.get(name, value) == value else "several"
     return merged
 
 
 def compare_fingerprints(recorded: Recording, other: Recording | None) -> str:
     """`match`, `differ`, or `unknown` where either side names none in common."""
     if other is None:
-        return str(recorded.about.get("fingerprints", "unknown"))
+        return about.view(recorded.about).fingerprints
     left, right = fingerprints(recorded), fingerprints(other)
     common = left.keys() & right.keys()
     if not common:
@@ -110,21 +107,15 @@ def differing_fingerprints(recorded: Recording, other: Recording) -> list[str]:
 
 def case_of(recording: Recording, process: int, batch: int | None) -> str | None:
     """Id of the case a made batch came from."""
-    case = recording.facts[process].get("case")
-    listed = case.get("cases") if isinstance(case, dict) else None
-    for entry in listed if isinstance(listed, list) else []:
-        if isinstance(entry, dict) and entry.get("batch") == batch and entry.get("id"):
-            return str(entry["id"])
+    made_from = facts.view(recording.facts[process]).case
+    for entry in made_from.cases if made_from else ():
+        if entry.batch == batch and entry.id:
+            return entry.id
     return None
 
 
-def _distinct(recording: Recording, key: str) -> list[str]:
-    found = {
-        str(sglang[key])
-        for facts in recording.facts
-        if isinstance(sglang := facts.get("sglang"), dict) and sglang.get(key)
-    }
-    return sorted(found)
+def _sglang(recording: Recording) -> list[facts.SGLangFacts]:
+    return [facts.view(stated).sglang for stated in recording.facts]
 
 
 def _ranks(evidence: Evidence) -> list[int]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.known import KnownReports
@@ -19,7 +18,7 @@ from padtrace.contracts.model import Finding, Group, Quantity, Report, Severity
 from padtrace.recording.model import Recording
 from padtrace.report import advice, blindness
 from padtrace.report.summary import case_of
-from padtrace.report.words import plural, ranks_text
+from padtrace.report.words import plain, plural, ranks_text
 
 _STYLES = {Severity.CRASH: "bold red", Severity.SILENT: "bold magenta", Severity.SUSPECT: "yellow"}
 _MAX_GROUPS = 12
@@ -39,19 +38,19 @@ def print_report(
         print_headline(out, report)
     for position, group in enumerate(report.groups[:_MAX_GROUPS]):
         if position or report.verdict == "clean":
-            out.print(Text(told(group.first), style=_STYLES[group.first.severity]))
+            out.print(plain(told(group.first), style=_STYLES[group.first.severity]))
         out.print(Padding(_evidence(recording, group, known), (0, 0, 1, 2)))
     _more(out, report)
     _tolerated(out, report)
     print_coverage(out, recording, report)
-    out.print(Text(verdict_line(report), style=_headline_style(report)))
+    out.print(plain(verdict_line(report), style=_headline_style(report)))
     for line in advice.next_steps(recording, report, path):
-        out.print(Text(line, style="dim"))
+        out.print(plain(line, style="dim"))
 
 
 def print_headline(out: Console, report: Report) -> None:
     """The diagnosis and an empty line."""
-    out.print(Text(diagnosis(report), style=_headline_style(report)))
+    out.print(plain(diagnosis(report), style=_headline_style(report)))
     out.print()
 
 
@@ -96,7 +95,7 @@ def print_coverage(out: Console, recording: Recording, report: Report) -> None:
     for line in blindness.blind_spots(recording):
         table.add_row("not seen", line)
     if table.row_count:
-        out.print(Text("coverage", style="bold"))
+        out.print(plain("coverage", style="bold"))
         out.print(Padding(table, (0, 0, 1, 2)))
 
 
@@ -128,7 +127,7 @@ def _evidence(recording: Recording, group: Group, known: KnownReports) -> Render
     finding = group.first
     table = _grid()
     table.add_row("contract", f"{finding.contract} {CONTRACTS[finding.contract].rule}")
-    table.add_row("severity", Text(_severity(finding), style=_STYLES[finding.severity]))
+    table.add_row("severity", plain(_severity(finding), style=_STYLES[finding.severity]))
     table.add_row("first seen", _where(recording, finding))
     if group.count > 1:
         table.add_row("seen", _spread(group))
@@ -182,7 +181,7 @@ def _quantity(table: Table, quantity: Quantity) -> None:
     needs = f", needs {quantity.expected}" if quantity.expected is not None else ""
     table.add_row(quantity.name, f"{quantity.value}{needs}")
     if quantity.chain:
-        table.add_row("", Text(" -> ".join(_links(quantity.chain)), style="dim"))
+        table.add_row("", plain(" -> ".join(_links(quantity.chain)), style="dim"))
 
 
 def _links(chain: Sequence[str]) -> list[str]:
@@ -220,7 +219,7 @@ def _more(out: Console, report: Report) -> None:
 def _tolerated(out: Console, report: Report) -> None:
     if not report.tolerated:
         return
-    out.print(Text("declared harmless (--strict counts these)", style="bold"))
+    out.print(plain("declared harmless (--strict counts these)", style="bold"))
     table = _grid()
     for contract, groups in _by_contract(report.tolerated).items():
         total = sum(group.count for group in groups)
@@ -228,7 +227,7 @@ def _tolerated(out: Console, report: Report) -> None:
         others.pop(_field(groups[0]), None)
         likewise = f"; likewise {', '.join(others)}" if others else ""
         table.add_row(contract, f"{groups[0].first.sentence}{likewise} ({total:,} in all)")
-        table.add_row("", Text(groups[0].first.tolerated or "", style="dim"))
+        table.add_row("", plain(groups[0].first.tolerated or "", style="dim"))
     out.print(Padding(table, (0, 0, 1, 2)))
 
 

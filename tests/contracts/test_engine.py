@@ -11,7 +11,7 @@ from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.engine import check
 from padtrace.contracts.known import KnownReports
 from padtrace.contracts.releases import in_range, release_key
-from padtrace.errors import UsageError
+from padtrace.errors import BadRecordingError, UsageError
 from padtrace.recording import schema
 from tests.contracts.builders import Server, agreeing, batch, report_30296
 
@@ -90,12 +90,15 @@ def test_a_stored_chain_is_told_instead() -> None:
     assert finding.left.chain == ["6", "ceil_align(attn_tp=8) -> 8"]
 
 
-@pytest.mark.parametrize("chains", [None, 3, [], {"0/0/x": "y"}, {"0/6/exit.input_ids.rows": 99}])
-def test_hostile_chains_do_no_harm(chains: object) -> None:
+@pytest.mark.parametrize(
+    "chains", [3, [], {"0/0/x": "y"}, {"0/6/exit.input_ids.rows": 99}, {"0/6/x": -1}]
+)
+def test_hostile_chains_are_refused(chains: object) -> None:
     recording = report_30296()
-    recording.about["chain_texts"] = [["6"], "no list"]
+    recording.about["chain_texts"] = [["6"]]
     recording.about["chains"] = chains
-    assert check(recording, {"PT101"}).findings[0].left.chain[0] == "6"
+    with pytest.raises(BadRecordingError):
+        check(recording, {"PT101"})
 
 
 @pytest.mark.parametrize(

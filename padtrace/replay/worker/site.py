@@ -44,4 +44,4 @@ class Site:
         self.runners = {
             worker: padding_runner(facts, worker, server_args) for worker in ("target", "draft")
         }
-        self.forced_plan = (facts.case or {}).get("plan") in ("before", "after")
+        self.forced_plan = facts.case is not None and facts.case.plan in ("before", "after")
