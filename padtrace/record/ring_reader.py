@@ -442,20 +442,24 @@ def _count_torn(ring: Ring, slots: NDArray[np.void], number: Int64Array, used: I
     left = number >= 0
     left[used] = False
     rest = np.flatnonzero(left)
-    first = number[rest] - slots["position"][rest]
-    starts, where = np.unique(first, return_index=True)
-    torn = len(starts)
+    # A sequence number half written, which fits its place as little as a changed one does.
+    misplaced = left & (number % size != np.arange(len(number)))
+    torn = len(rest)
     # A killed writer leaves a few; thousands are noise, and not worth telling apart.
     if torn <= form.MAX_CHAIN:
-        totals = slots["total"][rest[where]]
-        end = 0
-        for start, total in zip(starts.tolist(), totals.tolist(), strict=True):
-            rows = (start + np.arange(min(total, form.MAX_CHAIN))) % size
-            overwritten = bool((number[rows[rows < len(number)]] >= start + size).any())
-            # A slot head half written does not know its place in the chain before it.
-            torn -= overwritten or start < end
-            end = start + total
-    ring.damaged += torn
+        before = (rest - 1) % max(1, len(number))
+        position, total = slots["position"].astype(np.int64), slots["total"].astype(np.int64)
+        # The rest of a head half written need not know its place in the chain.
+        goes_on = left[before] & (number[rest] == number[before] + 1)
+        goes_on &= position[before] + 1 < total[before]
+        firsts = rest[~goes_on & ~misplaced[rest]]
+        pieces = {int(number[row] - position[row]): int(total[row]) for row in firsts}
+        torn = len(pieces)
+        for start, slots_of in pieces.items():
+            rows = (start + np.arange(min(slots_of, form.MAX_CHAIN))) % size
+            rows = rows[rows < len(number)]
+            torn -= bool(((number[rows] >= start + size) | misplaced[rows]).any())
+    ring.damaged += max(torn, int(misplaced.sum()))
 
 
 def _lengths_fit(

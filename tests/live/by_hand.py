@@ -15,6 +15,7 @@ from padtrace.errors import BadRecordingError
 from padtrace.lab.environment import LabSetup, free_port
 from padtrace.lab.launcher import LabServer
 from padtrace.record.ring_reader import read_header
+from padtrace.record.ring_search import rings_in
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import read
 from padtrace.replay import releases
@@ -56,7 +57,7 @@ def answered(server: LabServer, prompts: Sequence[int] = (3, 17, 1), new_tokens:
 def forwards(rings: Path) -> dict[int, int]:
     """Forwards so far by process id, from the headers of the rings."""
     counts = {}
-    for path in rings.glob("*.ring"):
+    for path in rings_in(rings):
         try:
             header, counters = read_header(path)
         except BadRecordingError:  # in the making

@@ -13,6 +13,7 @@ import pytest
 
 from padtrace.lab.launcher import LabServer, LabServerError
 from padtrace.record.ring_reader import read_static
+from padtrace.record.ring_search import rings_in
 from padtrace.record.runs import place_of
 from padtrace.recording import schema
 from tests.live import by_hand
@@ -23,7 +24,7 @@ LONG = 400
 
 def pids(rings: Path) -> dict[int, int]:
     """Process id by rank."""
-    places = [place_of(read_static(path)) for path in rings.glob("*.ring")]
+    places = [place_of(read_static(path)) for path in rings_in(rings)]
     return {rank: p.header.pid for p in places if (rank := p.global_rank) is not None}
 
 

@@ -19,7 +19,7 @@ from padtrace.record.ring import EventWriter
 from padtrace.record.ring_reader import read_header, read_ring, read_static
 from padtrace.record.seal import seal
 from padtrace.recording.absent import NONE_CODE
-from tests.record.test_ring import READY, make, numbers, ready
+from tests.record.test_ring import READY, SYNC, long_sync, make, numbers, ready
 
 
 @pytest.fixture
@@ -199,3 +199,36 @@ def test_facts_no_server_has_do_not_stop_the_seal(filled: EventWriter, facts: st
     filled._static(form.ENTRY_FACTS, 0, data)
     sealed = seal([filled.path.parent])
     assert sealed.recording.rows("ready") == 300
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_kill_at_any_byte_costs_one_event_and_is_counted_as_one(
+    tmp_path: Path, seed: int
+) -> None:
+    """The slots as they are when a kill stops the copy of a record after so many bytes."""
+    draw = random.Random(seed)
+    writer = make(tmp_path)
+    slots = read_header(writer.path)[0].slots
+    written, begin = 0, form.STATIC_OFFSET + read_header(writer.path)[0].static
+    while writer.next < 3 * slots + draw.randrange(slots):
+        writer.write(SYNC, *long_sync(written, draw.randrange(160)))
+        written += 1
+    for number in range(written, written + 6):
+        before, first = writer.path.read_bytes(), writer.next
+        writer.write(SYNC, *long_sync(number, draw.randrange(160)))
+        after = writer.path.read_bytes()
+        torn = bytearray(after[:begin] + before[begin:])
+        rows = [row % slots for row in range(first, writer.next)]
+        places = [begin + row * form.SLOT_BYTES + i for row in rows for i in range(form.SLOT_BYTES)]
+        changed = [at for at in places if before[at] != after[at]]
+        for done, at in enumerate(changed, 1):
+            torn[at] = after[at]
+            # Every byte of a slot's head, and some of what it holds.
+            if (at - begin) % form.SLOT_BYTES < form.SLOT_HEAD.size or done % 41 == 0:
+                (tmp_path / "torn.ring").write_bytes(torn)
+                ring = read_ring(tmp_path / "torn.ring")
+                read = numbers(ring, "sync")
+                last = number if done == len(changed) else number - 1
+                assert read == list(range(read[0], read[-1] + 1))
+                assert read[-1] in {last, number}
+                assert ring.damaged == (read[-1] < number)
