@@ -19,6 +19,7 @@ from scene import Scene
 from workload import Layout
 
 from padtrace.record import ring_format as form
+from padtrace.record.ring_search import rings_in
 from padtrace.record.seal import seal
 from padtrace.recording.writer import to_bytes
 
@@ -58,7 +59,7 @@ def _sizes(rings: Path, forwards: int) -> tuple[float, float]:
     recording = sealed.recording
     if sealed.damaged or sealed.missing_ranks or recording.rows("forward") != forwards:
         raise SystemExit(f"the rings are not whole: {sealed.notes}, {recording.rows('forward')}")
-    used = sum(_slots_used(path) for path in rings.glob(f"*{form.SUFFIX}")) * form.SLOT_BYTES
+    used = sum(_slots_used(path) for path in rings_in(rings)) * form.SLOT_BYTES
     return used / forwards, len(to_bytes(recording)) / forwards
 
 

@@ -7,13 +7,15 @@ from padtrace.record.settings import FOLDER, RING, RUN
 
 _DOCKER = f"""\
 # padtrace must be installed in the image: RUN pip install padtrace
-# One folder outside the container, so that the rings outlive it:
+# One folder outside the container, so that the rings outlive it; the recorder makes rings in it:
 docker run \\
-  -e {FOLDER}=/padtrace -e {RUN}="$(date +%Y%m%d-%H%M%S)" -e {RING}=64M \\
-  -v "$PWD/rings:/padtrace" \\
+  -e {FOLDER}=/padtrace/rings -e {RUN}="$(date +%Y%m%d-%H%M%S)" -e {RING}=64M \\
+  -v "$PWD/padtrace:/padtrace" \\
   ... the image and arguments you use today ...
 # Afterwards, or while it runs:
-padtrace seal rings -o recording.safetensors
+padtrace seal padtrace/rings -o recording.safetensors
+# Where $PWD is on btrfs, ZFS, XFS or a network, the rings go to the container's shared memory: give
+# it --shm-size, one {RING} for each rank, and seal inside before it ends.
 """
 
 _KUBERNETES = f"""\
@@ -21,7 +23,7 @@ _KUBERNETES = f"""\
 # In the container of the SGLang pod; give all pods of one server the same {RUN}:
 env:
   - name: {FOLDER}
-    value: /padtrace
+    value: /padtrace/rings
   - name: {RUN}
     value: "run-1"
   - name: {RING}
@@ -35,18 +37,21 @@ volumes:
     hostPath:
       path: /var/tmp/padtrace
       type: DirectoryOrCreate
-# Afterwards, with the folders of all nodes:
+# Afterwards, with the folders of all nodes (/var/tmp/padtrace/rings of each):
 #   padtrace seal NODE0 NODE1 ... -o recording.safetensors
 """
 
 _SLURM = f"""\
 # In the batch script, before srun; padtrace must be installed where srun finds sglang:
-export {FOLDER}="$SLURM_SUBMIT_DIR/rings/$SLURM_JOB_ID"
+# In each node's memory: a shared file system cannot be trusted with the rings.
+export {FOLDER}="/dev/shm/padtrace-$SLURM_JOB_ID"
 export {RUN}="slurm-$SLURM_JOB_ID"
 export {RING}=64M
 srun ... python -m sglang.launch_server ...
-# Afterwards. A folder on a node's own disk is faster: then copy the folders and name them all.
-padtrace seal "$SLURM_SUBMIT_DIR/rings/$SLURM_JOB_ID" -o recording.safetensors
+# Afterwards, still in the job: take the folders of all nodes home, then merge them.
+srun --ntasks-per-node=1 sh -c \\
+  'mv "${FOLDER}" "$SLURM_SUBMIT_DIR/rings-$SLURM_JOB_ID-$(hostname -s)"'
+padtrace seal "$SLURM_SUBMIT_DIR/rings-$SLURM_JOB_ID"-* -o recording.safetensors
 """
 
 _TEXTS = {"docker": _DOCKER, "kubernetes": _KUBERNETES, "slurm": _SLURM}

@@ -1,6 +1,6 @@
 """The environment variables of the recorder: the one place where they are named and read.
 
-    PADTRACE_RECORD   folder for the rings; unset or empty: recording is off
+    PADTRACE_RECORD   folder for the rings (see docs/rings.md); unset or empty: recording is off
     PADTRACE_TIER     shape (default), meta or full
     PADTRACE_RING     bytes of each process's ring, such as 64M (default) or 1G
     PADTRACE_VALUES   bytes of each process's file of tensor values, with tiers meta and full

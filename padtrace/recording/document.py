@@ -28,7 +28,7 @@ Every entry of `__metadata__` is a string; all but the first and last are JSON.
 | `absent` | the codes of the three kinds of absent |
 | `strings` | what string columns index |
 | `facts` | one object per process: server arguments, sizes and ranks, workers, fingerprints |
-| `coverage` | what each hook saw, and what could not be seen |
+| `coverage` | what each hook saw, and what could not be seen; why a ring was in shared memory |
 | `values` | element type on the server of every tensor under `values/` |
 | `digests` | BLAKE2b (16 bytes) of every tensor |
 | `metadata_digest` | the same over all other entries |
