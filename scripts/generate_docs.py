@@ -6,6 +6,7 @@ from pathlib import Path
 
 from padtrace.recording import document
 from padtrace.report import explain_view
+from padtrace.sharing import page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -15,6 +16,7 @@ def pages() -> dict[str, str]:
     return {
         "contracts.md": explain_view.markdown(),
         "recording-format.md": document.markdown(),
+        "sharing.md": page.markdown(),
     }
 
 

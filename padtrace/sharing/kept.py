@@ -38,7 +38,7 @@ class Kind(enum.Enum):
     SWITCH = "a number or a switch"
     WORD = "one of the words listed"
     COMMAND = "flags, and values by this list"
-    TEXT = "a sentence of padtrace's own"
+    TEXT = "a text without the shape of a secret"
 
 
 @dataclass(frozen=True, slots=True)

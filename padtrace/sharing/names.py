@@ -19,7 +19,8 @@ _SECRET_PARTS = frozenset(
 # Names of SGLang and of model configurations that only sound like a secret.
 _HARMLESS_NAME = re.compile(
     r"tokenizer|tokens|token_(?:to|map|num|ids?|step|ratio|usage|usages|distribution)|num_token"
-    r"|_per_token|(?:to|inter|first)_token|forward_pass|per_pass|key_value|num_key|qk_|disable_.*|enable_.*|skip_.*",
+    r"|_per_token|(?:to|inter|first)_token|forward_pass|per_pass|key_value|num_key|qk_|KeyError"
+    r"|disable_.*|enable_.*|skip_.*",
     re.IGNORECASE,
 )
 _CONTENT_NAME = re.compile(

@@ -127,7 +127,7 @@ def test_plain_values() -> None:
     class Level(enum.IntEnum):
         HIGH = 3
 
-    class Word(str, enum.Enum):
+    class Word(enum.StrEnum):
         AUTO = "auto"
 
     assert plain((Level.HIGH, None, True, 1.5, {1})) == [3, None, True, 1.5, [1]]
