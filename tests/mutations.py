@@ -323,14 +323,15 @@ def _object(value: Any) -> None:
 
 
 def _info(recording: Any, original: Any) -> int:
-    from padtrace.report import info_view
+    from padtrace.report import info_view, share_view
+    from padtrace.sharing.check import share_check
 
     _object(info_view.as_json(recording, "REC"))
-    proof = info_view.share_check(recording)
+    proof = share_check(recording)
     _object(proof.as_json())
     with _screen() as out:
         info_view.print_info(out, recording, "REC")
-        info_view.print_share_check(out, proof)
+        share_view.print_share_check(out, proof)
     return 0
 
 

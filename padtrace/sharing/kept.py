@@ -61,6 +61,7 @@ FACTS = (
     Kept("sglang.version", Kind.VERSION, "the release a replay takes"),
     Kept("sglang.commit", Kind.HASH, "tells builds of one release apart"),
     Kept("host", Kind.NODE, "tells the machines of a server apart, not which they are"),
+    Kept("recorder.in_shared_memory", Kind.TEXT, "why the ring lay there: its file system"),
     Kept("recorder.tier", Kind.WORD, "what may be in the file", ("shape", "meta", "full")),
     Kept("workers.*.backend", Kind.NAME, "class of the attention backend: whose rules hold"),
     Kept("workers.*.kv_cache_dtype", Kind.NAME, "element type: the layout of the KV cache"),

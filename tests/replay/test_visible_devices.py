@@ -16,7 +16,7 @@ def test_the_kernel_process_sees_what_the_command_saw(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if outer is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", outer)
-    worker = service._environment(service.Path("python"))
+    worker = service._environment()
     worker.update(obstacles._ENVIRONMENT)
     assert worker["CUDA_VISIBLE_DEVICES"] == ""
     visible_devices.restore(worker)

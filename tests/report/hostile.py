@@ -27,10 +27,12 @@ from padtrace.report import (
     ranks_view,
     replay_view,
     rows_view,
+    share_view,
     show_view,
     terminal,
 )
 from padtrace.report.words import console
+from padtrace.sharing.check import share_check
 from tests.contracts.builders import Server, batch
 
 # A title, a cleared screen, a colour, an 8-bit control, markup, a forged verdict on a line of its
@@ -139,7 +141,7 @@ def _info(out: Console, words: Words) -> None:
 
 
 def _share(out: Console, words: Words) -> None:
-    info_view.print_share_check(out, info_view.share_check(recording(words)))
+    share_view.print_share_check(out, share_check(recording(words)), words("rec"))
 
 
 def _ranks(out: Console, words: Words) -> None:
