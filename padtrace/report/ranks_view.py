@@ -127,12 +127,12 @@ def side_by_side(recording: Recording, step: int | None = None) -> StepOfRanks:
     evidence = Evidence(recording)
     steps = evidence.column("forward", "step")
     known = steps[present(steps)]
-    if step is None and known.size:
-        step = int(known.max())
     hint = "`padtrace show` lists the events"
     if not known.size:
         why = "the recording holds no forward in a step"
         raise NothingObservedError("no step was recorded", why, hint)
+    if step is None:
+        step = int(known.max())
     if not (known == step).any():
         span = f"steps {int(known.min())} to {int(known.max())}"
         what = f"no forward of step {step} is recorded"
