@@ -33,6 +33,8 @@ AGREED = {"counts": "counts", "padding": "padding_mode", "run": "run", "buffer":
 
 
 FAILED = " FAILED"
+# Of a step, and of one forward; a draft of ten steps has some twenty forwards.
+MAX_FORWARDS, MAX_LINES = 60, 512
 RUNS = {0: "eager", 1: "graph", None: None}
 
 
@@ -83,9 +85,10 @@ class StepOfRanks:
 
     def groups(self) -> Iterator[tuple[tuple[str, int], list[RankLine]]]:
         """Forwards that the ranks do together: (worker, position) and its lines."""
-        keys = dict.fromkeys((line.worker, line.position) for line in self.lines)
-        for key in keys:
-            yield key, [line for line in self.lines if (line.worker, line.position) == key]
+        grouped: dict[tuple[str, int], list[RankLine]] = {}
+        for line in self.lines:
+            grouped.setdefault((line.worker, line.position), []).append(line)
+        yield from grouped.items()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -187,13 +190,14 @@ def _lines(evidence: Evidence, forwards: Int64Array) -> list[RankLine]:
                 failed=value["failed"] == 1,
             )
         )
-    workers = list(dict.fromkeys(line.worker for line in lines))
+    names = dict.fromkeys(line.worker for line in lines)
+    workers = {name: index for index, name in enumerate(names)}
     return sorted(lines, key=lambda x: _place(workers, x))
 
 
-def _place(workers: Sequence[str], line: RankLine) -> tuple[int, int, int]:
+def _place(workers: dict[str, int], line: RankLine) -> tuple[int, int, int]:
     rank = NO_ROW if line.rank is None else line.rank
-    return workers.index(line.worker), line.position, rank
+    return workers[line.worker], line.position, rank
 
 
 def _columns(evidence: Evidence, forwards: Int64Array) -> dict[str, Int64Array]:
@@ -290,8 +294,12 @@ def print_divergent_step(out: Console, recording: Recording, report: Report) -> 
 def print_ranks(out: Console, result: StepOfRanks) -> None:
     """One table per forward that the ranks do together."""
     out.print(plain(f"step {result.step}, ranks side by side", style="bold"))
-    for (worker, position), lines in result.groups():
+    groups = list(result.groups())
+    for (worker, position), lines in groups[:MAX_FORWARDS]:
         _print_group(out, worker, position, lines)
+    if len(groups) > MAX_FORWARDS:
+        rest = plural(len(groups) - MAX_FORWARDS, "more forward")
+        out.print(f"  {rest} in this step: see --json")
     if result.silent:
         out.print(f"no forward in this step: {ranks_text(result.silent)}")
     if result.missing:
@@ -315,9 +323,12 @@ def _print_group(out: Console, worker: str, position: int, lines: Sequence[RankL
     table.add_column("run", no_wrap=True)
     for heading in ("real", "planned", "padded", "buffer"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for line in lines:
+    for line in lines[:MAX_LINES]:
         table.add_row(*_cells(line, apart))
     out.print(Padding(table, (0, 0, 0, 4)))
+    if len(lines) > MAX_LINES:
+        rest = plural(len(lines) - MAX_LINES, "more rank")
+        out.print(Padding(plain(f"{rest}: see --json"), (0, 0, 0, 4)))
     if apart:
         text = f"the ranks do not agree on {', '.join(apart)}"
         out.print(Padding(plain(text, style="bold red"), (0, 0, 0, 4)))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from padtrace.contracts.engine import check
-from padtrace.errors import UsageError
+from padtrace.errors import NothingObservedError, UsageError
+from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import read
 from padtrace.report import ranks_view
@@ -91,3 +92,39 @@ def test_an_idle_rank_of_a_healthy_server_is_shown() -> None:
     ]
     assert idle
     assert {line.real_rows for line in idle} == {0}
+
+
+def test_a_step_of_very_many_forwards_fits_a_screen() -> None:
+    """A small file can say that thousands of forwards, or of ranks, were in one step."""
+    server = Server(ranks=2, source="server")
+    for number in range(3000):
+        server.add("forward", step=7, forward=number, forward_mode="DECODE")
+    result = ranks_view.side_by_side(server.finish())
+    text = rendered(lambda out: ranks_view.print_ranks(out, result), 80)
+    assert text.count("rank  mode") == ranks_view.MAX_FORWARDS
+    assert f"{3000 - ranks_view.MAX_FORWARDS:,} more forwards in this step: see --json" in text
+    assert len(result.as_json()["forwards"]) == 3000
+
+    server = Server(ranks=1000, source="server")
+    for rank in range(1000):
+        server.add("forward", rank, step=7, forward=0, forward_mode="DECODE")
+    result = ranks_view.side_by_side(server.finish())
+    text = rendered(lambda out: ranks_view.print_ranks(out, result), 80)
+    assert text.count("DECODE") == ranks_view.MAX_LINES
+    assert f"{1000 - ranks_view.MAX_LINES:,} more ranks: see --json" in text
+
+
+def test_a_step_without_any_forward_is_nothing_observed() -> None:
+    with pytest.raises(NothingObservedError) as caught:
+        ranks_view.side_by_side(Server(source="server").finish())
+    assert caught.value.exit_code == 5
+
+
+def test_a_rank_that_was_not_observed_is_no_number() -> None:
+    builder = RecordingBuilder({"source": "server"})
+    builder.add_process({"tp_size": 1}, {})
+    builder.add_event("forward", {"process": 0, "enter_seq": 0, "step": 1, "forward": 0})
+    result = ranks_view.side_by_side(builder.finish())
+    assert [line.rank for line in result.lines] == [None]
+    text = rendered(lambda out: ranks_view.print_ranks(out, result), 80)
+    assert "9223372036854775" not in text
