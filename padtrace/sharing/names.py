@@ -25,7 +25,7 @@ _HARMLESS_NAME = re.compile(
 )
 _CONTENT_NAME = re.compile(
     r"prompts?|system_prompt|user_prompt|negative_prompt|messages?_?content|content|messages"
-    r"|input_text|input_ids|output_ids|token_ids|completion",
+    r"|chat_template|input_text|input_ids|output_ids|token_ids|completion",
     re.IGNORECASE,
 )
 _PART = re.compile(r"[A-Za-z][a-z]+|[A-Z]+(?![a-z])|[a-z]+")

@@ -172,7 +172,9 @@ def _redact_named(text: str) -> str:
                 continue
             name = match[1].rpartition(".")[2] or match[1]
             if secret_name(match[1]):
-                end = _value_end(text, match.end())
+                # A phrase is of several words.
+                phrase = "phrase" in name.lower()
+                end = _value_end(text, match.end(), whole_line=phrase)
             elif content_name(name):
                 end = _value_end(text, match.end(), whole_line=True)
             else:

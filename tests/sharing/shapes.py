@@ -126,6 +126,8 @@ SECRETS = [
     # What somebody asked a model.
     Secret("prompt: tell me about my horse disease", "horse disease"),
     Secret('--prompt "tell me about my horse disease"', "horse disease"),
+    Secret("--chat-template 'You are the assistant of Acme'", "assistant of Acme"),
+    Secret("passphrase: open sesame hill", "sesame hill"),
     Secret('{"role": "user", "content": "my horse disease"}', "horse disease"),
     Secret("+49 170 1234 5678", "1234 5678"),
 ]
