@@ -105,6 +105,11 @@ class Evidence:
             self._facts[process] = view(self.recording.facts[process])
         return self._facts[process]
 
+    def release(self, process: int) -> str | None:
+        """The release whose code made the values of a process, as far as it is known."""
+        stated = self.facts(process).sglang.version or self.recording.about.get("sglang")
+        return stated if isinstance(stated, str) else None
+
     # Vectors
 
     def vector_lengths(self, index: Int64Array) -> Int64Array:

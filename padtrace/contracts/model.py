@@ -61,11 +61,15 @@ class Violations:
 
 @dataclass(slots=True)
 class Evaluation:
-    """How often one contract was evaluated, why it was not elsewhere, and what broke it."""
+    """How often one contract was evaluated, why it was not elsewhere, and what broke it.
+
+    `notes` are lines for the reader about what is no finding.
+    """
 
     evaluated: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     violations: list[Violations] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def skip(self, reason: str, count: int) -> None:
         if count:
@@ -196,6 +200,36 @@ class Group:
 
 
 @dataclass(slots=True)
+class Forwards:
+    """How many forwards of backends that plan rows were judged.
+
+    Attributes:
+        judged: forwards.
+        not_judged: forwards by reason.
+        nothing_to_judge: forwards that have no such rows, by reason; they count on neither side.
+    """
+
+    judged: int = 0
+    not_judged: dict[str, int] = field(default_factory=dict)
+    nothing_to_judge: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unjudged(self) -> int:
+        return sum(self.not_judged.values())
+
+    @property
+    def total(self) -> int:
+        return self.judged + self.unjudged
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "judged": self.judged,
+            "not_judged": dict(self.not_judged),
+            "nothing_to_judge": dict(self.nothing_to_judge),
+        }
+
+
+@dataclass(slots=True)
 class Report:
     """The result of a check.
 
@@ -206,7 +240,10 @@ class Report:
         evaluated: evaluations by contract id.
         skipped: by contract id, how often it could not be evaluated and why.
         cut: findings left out of `findings` by the bound.
-        verdict: clean, divergent or nothing-observed.
+        verdict: clean, divergent, incomplete or nothing-observed.
+        asked: ids of the contracts that had to be evaluated.
+        forwards: how many forwards were judged, and why not the others.
+        notes: what is worth a line and no finding.
     """
 
     findings: list[Finding]
@@ -217,3 +254,5 @@ class Report:
     cut: int
     verdict: str
     asked: tuple[str, ...] = ()
+    forwards: Forwards = field(default_factory=Forwards)
+    notes: list[str] = field(default_factory=list)

@@ -90,7 +90,7 @@ def _holds(evidence: Evidence, entry: Tolerance) -> BoolArray:
     holds = np.ones(evidence.count("process"), dtype=np.bool_)
     for process in range(holds.size):
         facts = evidence.facts(process)
-        release = facts.sglang.version or evidence.recording.about.get("sglang")
+        release = evidence.release(process)
         holds[process] = facts.device.type not in entry.not_on and in_range(
             release, entry.first_release, entry.last_release
         )

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from padtrace.explore.differences import Difference, Differences
+from padtrace.recording.fingerprint_match import differing_fingerprints
 from padtrace.recording.model import Recording, json_value
-from padtrace.report.summary import differing_fingerprints
 from padtrace.report.words import plural
 
 MAX_FIELDS = 20

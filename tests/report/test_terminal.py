@@ -18,6 +18,7 @@ from padtrace.report import (
     rows_view,
     show_view,
     terminal,
+    verdicts,
     words,
 )
 from tests.contracts.builders import Server, agreeing, batch, report_30296, report_34443
@@ -50,9 +51,10 @@ def several_ranks() -> Recording:
 def reported(recording: Recording) -> Callable[[Console], None]:
     def printer(out: Console) -> None:
         report = check(recording)
-        terminal.print_headline(out, report)
+        judgement = verdicts.of_report(report)
+        terminal.print_headline(out, judgement)
         rows_view.print_rows(out, recording)
-        terminal.print_report(out, recording, report, KNOWN, path="REC", headline=False)
+        terminal.print_report(out, recording, report, KNOWN, judgement, path="REC", headline=False)
 
     return printer
 
