@@ -175,20 +175,23 @@ def _backends_of_forwards(evidence: Evidence) -> _Backends:
     """
     rows = np.arange(evidence.count("forward"), dtype=np.int64)
     plans = np.arange(evidence.count("plan"), dtype=np.int64)
-    of = evidence.plan_before("forward", rows, _ends(evidence), plans)
-    seen = evidence.at("plan", "backend", of)
-    processes = evidence.column("forward", "process")
-    workers = evidence.column("forward", "worker")
-    stated = np.full(rows.shape, NO_ROW, dtype=np.int64)
-    for process in range(evidence.count("process")):
-        for worker, facts in evidence.facts(process).workers.items():
-            fits = (processes == process) & (workers == evidence.text_id(worker))
-            stated[fits] = evidence.text_id(facts.backend or "")
-    names = np.where(seen > HIGHEST_ABSENT_CODE, seen, stated)
     by_plan = evidence.column("plan", "backend")
     planning = by_plan[present(evidence.column("plan", "num_splits.rows"))]
-    makes = np.isin(names, planning[planning >= 0]) | evidence.is_text(names, *PLANNING_BACKENDS)
-    planned = (names >= 0) & np.isin(names, by_plan)
+    names = evidence.at(
+        "plan", "backend", evidence.plan_before("forward", rows, _ends(evidence), plans)
+    )
+    named = names > HIGHEST_ABSENT_CODE
+    known = [evidence.text_id(name) for name in PLANNING_BACKENDS]
+    makes = named & (np.isin(names, planning) | np.isin(names, known))
+    planned = named & np.isin(names, by_plan)
+    processes = evidence.column("forward", "process")
+    workers = evidence.column("forward", "worker")
+    for process in range(evidence.count("process")):
+        for worker, facts in evidence.facts(process).workers.items():
+            fits = ~named & (processes == process) & (workers == evidence.text_id(worker))
+            number = evidence.text_id(facts.backend or "")
+            makes[fits] = facts.backend in PLANNING_BACKENDS or number in planning
+            planned[fits] = number in by_plan
     return _Backends(np.asarray(~makes & planned), np.asarray(~makes & ~planned))
 
 

@@ -132,7 +132,7 @@ def told(finding: Finding) -> str:
 
 def nothing_found_in(forwards: Forwards) -> str:
     """`nothing found in 40 of 42 forwards`."""
-    return f"nothing found in {forwards.judged:,} of {plural(forwards.total, 'forward')}"
+    return f"nothing found in {forwards.judged:,} of {forwards.total:,} forwards"
 
 
 def _headline(report: Report) -> str:
