@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from padtrace.contracts.engine import DIVERGENT, NOT_REPRODUCED, check
 from padtrace.contracts.known import KnownReports
@@ -111,8 +112,18 @@ def _same_code(recorded: Recording, replayed: Recording) -> bool:
     return compare_fingerprints(recorded, replayed) == "match"
 
 
+def compared(replayed: Recording) -> dict[str, Any] | None:
+    """What the driver found when it held its events against the recorded ones, if it did."""
+    driven = replayed.coverage.get("driven")
+    result = driven.get("compared") if isinstance(driven, dict) else None
+    return result if isinstance(result, dict) and "different" in result else None
+
+
 def _parted(recorded: Recording, replayed: Recording, differences: Differences) -> bool:
     """Whether driven events differ from the recorded ones, or have none to be held against."""
+    own = compared(replayed)
+    if own is not None:
+        return bool(own["different"])
     if differences.total:
         return True
     if "driven" not in replayed.coverage:

@@ -83,7 +83,7 @@ def of_report(report: Report, *, allow_unjudged: bool = False) -> Judgement:
 def of_outcome(outcome: Outcome, *, allow_unjudged: bool = False) -> Judgement:
     """The judgement of a replay."""
     if outcome.verdict == NOT_REPRODUCED:
-        told = not_reproduced(outcome.differences)
+        told = not_reproduced(outcome)
         return Judgement(NOT_REPRODUCED, told, told, "bold yellow", outcome.report)
     found = of_report(outcome.deciding, allow_unjudged=allow_unjudged)
     if not outcome.recorded_decides:
@@ -105,8 +105,17 @@ def of_comparison(differences: Differences) -> str:
     return CLEAN if differences.compared_values else NOTHING_OBSERVED
 
 
-def not_reproduced(differences: Differences) -> str:
+def not_reproduced(outcome: Outcome) -> str:
     """Where the same release, driven again, parts from what it did on the server."""
+    from padtrace.explore.rerun import compared
+
+    own = compared(outcome.replayed)
+    if own is not None:
+        count, listed = own["different"], own.get("differences") or [{}]
+        first = listed[0] if isinstance(listed[0], dict) else {}
+        values = f"recorded {first.get('recorded')}, driven {first.get('driven')}"
+        return f"not reproduced: {count:,} differences, first {first.get('column')}: {values}"
+    differences = outcome.differences
     only = {
         f"{kind} only {side}": count
         for side, counts in (
@@ -116,12 +125,12 @@ def not_reproduced(differences: Differences) -> str:
         for kind, count in counts.items()
     }
     if differences.differences:
-        first = differences.differences[0]
-        where = f"{first.field} at rank {first.rank} step {first.step}"
+        shown = differences.differences[0]
+        where = f"{shown.field} at rank {shown.rank} step {shown.step}"
         values = f"{differences.total:,} of {differences.compared_values:,} values differ"
         return f"not reproduced: {values}, first {where}"
-    listed = ", ".join(f"{count:,} {what}" for what, count in only.items())
-    return f"not reproduced: events without a counterpart: {listed}"
+    told = ", ".join(f"{count:,} {what}" for what, count in only.items())
+    return f"not reproduced: events without a counterpart: {told}"
 
 
 def told(finding: Finding) -> str:

@@ -409,6 +409,21 @@ def test_an_event_without_a_counterpart_is_not_reproduced() -> None:
     assert "1 plan only recorded" in verdicts.of_outcome(outcome).headline
 
 
+def test_what_the_driver_compared_itself_decides() -> None:
+    for different, verdict in ((0, "clean"), (2, "not-reproduced")):
+        replayed = driven(*OTHER_GOOD)
+        first = {"column": "pad.exit.input_ids.rows", "recorded": "4", "driven": "8"}
+        replayed.coverage["driven"]["compared"] = {
+            "different": different, "values": 9, "differences": [first][:different],
+        }  # fmt: skip
+        outcome = rerun.judge(served(*GOOD), replayed)
+        assert outcome.verdict == verdict
+        if different:
+            assert verdicts.of_outcome(outcome).headline == (
+                "not reproduced: 2 differences, first pad.exit.input_ids.rows: recorded 4, driven 8"
+            )
+
+
 def test_across_never_says_not_reproduced() -> None:
     recorded, replayed, _ = REPLAYS["then not reproduced"]
     assert rerun.judge(recorded, replayed, reproduce=False).verdict == "clean"
