@@ -23,6 +23,7 @@ from padtrace.contracts.model import (
 from padtrace.contracts.sites import PLANNED, planned_before
 from padtrace.contracts.wording import number
 from padtrace.errors import UsageError
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
 
@@ -199,9 +200,11 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
         severity=Severity.SUSPECT if tolerated else violations.severity or contract.severity,
         event=kind,
         row=row,
-        left=Quantity(violations.left_name, int(violations.left[index])),
+        left=Quantity(violations.left_name, _value(violations.left[index])),
         right=Quantity(
-            violations.right_name, int(violations.right[index]), int(violations.expected[index])
+            violations.right_name,
+            _value(violations.right[index]),
+            _value(violations.expected[index]),
         ),
         process=process,
         rank=number(evidence, "process", "global_rank", process),
@@ -222,6 +225,10 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
     finding.left.chain = chains.left_chain(evidence, finding)
     finding.right.chain = chains.right_chain(evidence, finding)
     return finding
+
+
+def _value(code: np.int64) -> int | None:
+    return int(code) if code > HIGHEST_ABSENT_CODE else None
 
 
 def _group(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from padtrace.contracts import graph_buckets, num_splits
-from padtrace.contracts.evidence import NO_ROW, Evidence, present
+from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import BoolArray, Forwards
-from padtrace.contracts.sites import NO_BOUND, forward_of
+from padtrace.contracts.sites import NO_BOUND, forward_of, pads_of_forwards
 from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 
@@ -195,17 +195,8 @@ def _backends_of_forwards(evidence: Evidence) -> _Backends:
     return _Backends(np.asarray(~makes & planned), np.asarray(~makes & ~planned))
 
 
-def _pads(evidence: Evidence) -> Int64Array:
-    """Row of the pad of each forward, -1 where there was none."""
-    pads = evidence.top_pads
-    forwards = forward_of(evidence, "pad", pads)
-    found = np.full(evidence.count("forward"), NO_ROW, dtype=np.int64)
-    found[forwards[forwards >= 0]] = pads[forwards >= 0]
-    return found
-
-
 def _padded_rows(evidence: Evidence) -> Int64Array:
-    pads = _pads(evidence)
+    pads = pads_of_forwards(evidence)
     rows = evidence.snapshot("pad", "exit", "input_ids.rows", pads)
     entry = evidence.snapshot("forward", "entry", "input_ids.rows")
     return np.where(pads >= 0, rows, entry)
@@ -213,7 +204,7 @@ def _padded_rows(evidence: Evidence) -> Int64Array:
 
 def _modes(evidence: Evidence) -> Int64Array:
     """Mode in which attention ran: as the pad left it, since it may turn idle into another."""
-    padded = evidence.snapshot("pad", "exit", "forward_mode", _pads(evidence))
+    padded = evidence.snapshot("pad", "exit", "forward_mode", pads_of_forwards(evidence))
     own = evidence.column("forward", "forward_mode")
     entry = evidence.snapshot("forward", "entry", "forward_mode")
     return np.where(present(padded), padded, np.where(present(own), own, entry))

@@ -8,6 +8,7 @@ from padtrace.contracts import wording
 from padtrace.contracts.common import Place, Side, hold, pad_place, rows_of
 from padtrace.contracts.evidence import Evidence, pack, present
 from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity
+from padtrace.contracts.sites import branches_of, pads_of_forwards
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
 
@@ -46,18 +47,37 @@ def same_buffer(evidence: Evidence) -> Evaluation:
 
 
 def same_runner(evidence: Evidence) -> Evaluation:
-    """All ranks of a group run a forward in a graph, or none does."""
+    """All ranks of a group run a forward in a graph, or none does.
+
+    Decode-like forwards always; prefills, and what runs beside them, where the group voted for the
+    prefill graph.
+    """
     result = Evaluation()
     rows = _aligned(evidence, "forward", rows_of(evidence, "forward"))
+    together = _prefill_graph_together(evidence)[rows]
     modes = evidence.column("forward", "forward_mode")[rows]
-    # Prefill graphs are a matter of each rank alone.
-    rows = rows[evidence.is_text(modes, *_SINGLE_GRAPH_MODES)]
-    graph = evidence.column("forward", "can_run_graph")[rows]
-    _compare(
-        evidence, result, "forward", rows, graph,
-        "graph on the group", "can_run_graph", "a rank in a graph waits for one that is not",
-    )  # fmt: skip
+    # Otherwise prefill graphs are a matter of each rank alone.
+    alike = evidence.is_text(modes, *_SINGLE_GRAPH_MODES) & ~together
+    for chosen in (rows[alike], rows[together]):
+        graph = evidence.column("forward", "can_run_graph")[chosen]
+        _compare(
+            evidence, result, "forward", chosen, graph,
+            "graph on the group", "can_run_graph", "a rank in a graph waits for one that is not",
+        )  # fmt: skip
     return result
+
+
+def _prefill_graph_together(evidence: Evidence) -> BoolArray:
+    """Forwards of a step in which every rank must run the same prefill graph, idle ones too.
+
+    `prepare_mlp_sync_batch` takes MAX_LEN for this where the group voted for the graph
+    (can_run_dp_breakable_cuda_graph) and the longest rank fits a captured one.
+    """
+    pads = pads_of_forwards(evidence)
+    mode = evidence.snapshot("pad", "exit", "dp_padding_mode", pads)
+    vote = evidence.snapshot("pad", "entry", "can_run_dp_breakable_cuda_graph", pads)
+    extends = evidence.snapshot("pad", "entry", "is_extend_in_batch", pads)
+    return np.asarray((vote == 1) & (extends == 1) & evidence.is_text(mode, "MAX_LEN"))
 
 
 def untouched_counts(evidence: Evidence) -> Evaluation:
@@ -85,6 +105,11 @@ def one_padding_mode(evidence: Evidence) -> Evaluation:
     plans = evidence.plan_before("pad", place.rows, order, evidence.split_plans)
     planned = evidence.at("plan", "planned.rows", plans)
     own = evidence.snapshot("plan", "entry", "input_ids.rows", plans)
+    # A draft step plans its branches before their rows are there.
+    requests = evidence.snapshot("plan", "entry", "batch_size", plans)
+    branches = branches_of(evidence, "plan", plans)
+    branched = (branches > 1) & present(requests)
+    own = np.where(branched, np.where(branched, requests, 0) * branches, own)
     counts = evidence.snapshot("plan", "entry", "global_num_tokens_cpu", plans)
     longest = evidence.vector_maxima(counts)
     telling = present(planned) & present(own) & present(longest) & (own < longest)
@@ -276,11 +301,12 @@ and the two buffers differ.
         "PT403",
         "graph or eager alike",
         ("T4", "T3"),
-        "all ranks of a sync group run a decode-like forward in a graph, or none does",
+        "all ranks of a sync group run a decode-like or voted prefill in a graph, or none does",
         Severity.CRASH,
         """
 A captured graph holds its collectives; a rank that runs eagerly calls others. The choice must be
-made together (sglang#32527, sglang#32209).
+made together (sglang#32527, sglang#32209). A prefill graph is a matter of each rank alone, unless
+the group voted for it and padded to the longest rank: then idle ranks must run it as well.
 """,
         same_runner,
         runner_sentence,

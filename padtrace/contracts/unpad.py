@@ -44,6 +44,7 @@ def restored(evidence: Evidence) -> Evaluation:
         hold(
             evidence, result, place,
             Side(f"{name} before the pad", before), Side(f"{name} after the unpad", after),
+            from_none=evidence.is_none(before) & present(after),
             outcome="whoever reads the batch after the forward sees padding as requests or tokens",
         )  # fmt: skip
     before = evidence.snapshot("pad", "entry", "forward_mode", _pads(place))
@@ -63,6 +64,12 @@ def restored_sentence(evidence: Evidence, finding: Finding) -> str:
         modes = [evidence.text(value) for value in (left, right) if value is not None]
         return f"forward_mode is {modes[-1]} after the unpad and was {modes[0]} before the pad"
     field = name.removesuffix(".rows")
+    if left is None:
+        what = f"{right} rows" if name.endswith(".rows") else f"{right}"
+        return (
+            f"{field} is {what} after the unpad of {wording.who(finding)} and was None before the "
+            "pad: it is not taken back"
+        )
     return (
         f"{field} has {right} rows after the unpad of {wording.who(finding)} and had {left} "
         "before the pad: it is not restored"
@@ -177,8 +184,9 @@ CONTRACTS = (
         """
 `post_forward_mlp_sync_batch` takes the pad back, but not from every field. out_cache_loc is kept
 aside only after it was padded, so restoring it changes nothing, in all releases looked at.
-input_ids, lora_ids and the counts stay padded too. Which fields stay padded without harm, by mode
-and release, is declared in `tolerances.json`; another one is a finding.
+input_ids, lora_ids and the counts stay padded too. A field that was None before the pad must be
+None again. Which fields stay padded without harm, by mode and release, is declared in
+`tolerances.json`; another one is a finding.
 """,
         restored,
         restored_sentence,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from padtrace.contracts import engine, tolerances
+from padtrace.contracts import engine
 from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.engine import check
 from padtrace.contracts.known import KnownReports
@@ -144,12 +144,6 @@ def test_known_reports_name_contracts_that_exist() -> None:
         assert report.signatures
         for signature in report.signatures:
             assert set(signature.contract) <= CONTRACTS.keys(), report.id
-
-
-def test_every_tolerance_states_its_source() -> None:
-    for entry in tolerances.table():
-        assert entry.why
-        assert entry.source
 
 
 def test_every_contract_explains_itself() -> None:
