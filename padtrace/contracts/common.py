@@ -9,6 +9,7 @@ import numpy as np
 from padtrace.contracts import tolerances
 from padtrace.contracts.evidence import NO_ROW, Evidence, present
 from padtrace.contracts.model import BoolArray, Evaluation, Severity, Violations
+from padtrace.contracts.sites import NO_BOUND
 from padtrace.recording.columns import Int64Array
 
 NOT_SEEN = "what it compares was not observed"
@@ -82,9 +83,7 @@ def hold(
         sign=_sign(right.values[wrong], wanted[wrong]),
         modes=chosen.modes if chosen.modes is not None else _no_text(chosen.rows),
         workers=evidence.column(place.kind, "worker")[chosen.rows],
-        backends=evidence.at(
-            "plan", "backend", _no_text(chosen.rows) if chosen.plans is None else chosen.plans
-        ),
+        backends=_backends_of(evidence, chosen),
     )
     if harmless is not None:
         tolerated[~harmless[wrong]] = -1
@@ -115,6 +114,15 @@ def _sign(values: Int64Array, wanted: Int64Array) -> Int64Array:
     """Negative where too short; a number where None was wanted is too long."""
     known = present(wanted)
     return np.where(known, np.sign(values - np.where(known, wanted, 0)), 1)
+
+
+def _backends_of(evidence: Evidence, place: Place) -> Int64Array:
+    """String id of the attention backend at each place: of its plan, else of its batch's last."""
+    if place.plans is not None:
+        return evidence.at("plan", "backend", place.plans)
+    end = np.full(place.rows.shape, NO_BOUND, dtype=np.int64)
+    plans = evidence.plan_before(place.kind, place.rows, end, rows_of(evidence, "plan"))
+    return evidence.at("plan", "backend", plans)
 
 
 def rows_of(evidence: Evidence, kind: str) -> Int64Array:

@@ -93,10 +93,13 @@ def widths(evidence: Evidence) -> Evaluation:
     several = np.array([_multi_layer(evidence, p) for p in range(evidence.count("process"))])
     if several.size:
         every &= ~several[evidence.column("pad", "process")[place.rows]]
+    # With a select_index one row of each request is kept, whatever its width.
+    selected = evidence.is_text(place.modes, "DRAFT_EXTEND_V2") & (logprobs == 1)
     hold(
         evidence, result, place,
         Side("num_tokens_per_req", np.where(every, tokens, NOT_OBSERVED_CODE)),
         Side("num_tokens_for_logprob_per_req", logprobs),
+        broken=(logprobs != tokens) & ~selected,
         outcome="the ranks gather another number of logits than the processor keeps",
     )  # fmt: skip
     return result
@@ -145,13 +148,14 @@ lengths, less one. A request of no rows gets that of the request before it, the 
         "PT1203",
         "logprob width",
         ("T12", "T5"),
-        "in decode, verify and draft-extend the logprob width of a draft is its token width",
+        "a draft's logprob width is its token width, or 1 where a draft-extend keeps one row",
         Severity.CRASH,
         """
 The per-rank counts for logprobs are the requests times num_tokens_for_logprob_per_req, those of the
 rows times num_tokens_per_req. In a draft decode, a verify and a draft-extend the logits processor
 keeps every row, so the two widths must be one; wider or narrower, the gathered logits have another
-length than those at hand. Not judged for multi-layer drafts, which keep rows of their own.
+length than those at hand. A draft-extend with a `select_index` keeps one row per request, and
+counts 1. Not judged for multi-layer drafts, which keep rows of their own.
 """,
         widths,
         widths_sentence,

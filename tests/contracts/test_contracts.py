@@ -486,6 +486,13 @@ def test_the_logprob_width_is_held_both_ways(width: int) -> None:
     assert (finding.left.value, finding.right.value) == (6, width)
 
 
+@pytest.mark.parametrize(("width", "found"), [(1, 0), (6, 0), (5, 1), (7, 1)])
+def test_a_draft_extend_may_keep_one_row_per_request(width: int, found: int) -> None:
+    # LogitsMetadata.draft_extend_select_index
+    report = check(logprob_width(width, "DRAFT_EXTEND_V2"), {"PT1203"})
+    assert len(report.findings) == found
+
+
 def test_logprob_widths_of_prefills_and_multi_layer_drafts_are_their_own() -> None:
     several = {"server_args": {"enable_multi_layer_eagle": True}}
     for recording in (logprob_width(1, "EXTEND"), logprob_width(1, facts=several)):

@@ -186,7 +186,6 @@ def test_a_call_works_with_the_plan_it_names(
         own = [column for column in columns(kind) if column.name != "plan_seq"]
         return (*own, named) if kind == "launch" else tuple(own)
 
-    monkeypatch.setattr(schema, "event_columns", with_plan_seq)
     server = Server(attn_tp=2)
     raw, padded = batch("DECODE", 1, 1), batch("DECODE", 2, 2)
     plans = [server.plan(1, raw, worker="draft", backend_id=0)]
@@ -198,6 +197,7 @@ def test_a_call_works_with_the_plan_it_names(
     )  # fmt: skip
     recording = server.finish()
     number = NOT_OBSERVED_CODE if named is None else plans[named] if named < 2 else 77
+    monkeypatch.setattr(schema, "event_columns", with_plan_seq)
     recording.table("launch")._cache["plan_seq"] = np.array([number], dtype=np.int64)
     (finding,) = check(recording, {"PT101"}).findings
     evidence = Evidence(recording)
