@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,7 @@ def hold(
     from_none: BoolArray | None = None,
     harmless: BoolArray | None = None,
     outcome: str = "",
+    texts: Sequence[str] | None = None,
     severity: Severity | None = None,
 ) -> None:
     """Evaluate `right == expected` at every place where both sides were seen.
@@ -63,6 +65,7 @@ def hold(
         broken: another way to be broken than being unequal.
         from_none: where the left side must be None and was, and the right side is a number.
         harmless: where a declared tolerance of this field may apply at all.
+        texts: what the sides are numbers of, where they are no numbers themselves.
         outcome, severity: of what is not tolerated.
     """
     wanted = left.values if expected is None else expected
@@ -106,6 +109,7 @@ def hold(
                     tolerated=tolerated[part],
                     severity=severity,
                     outcome="" if declared else outcome,
+                    texts=texts,
                 )
             )
 

@@ -222,6 +222,10 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
     )
     if tolerated:
         finding.tolerated = tolerances.table()[entry].why
+    if violations.texts is not None:
+        for side in (finding.left, finding.right):
+            side.text = None if side.value is None else violations.texts[side.value]
+            side.value = side.expected = None
     finding.left.chain = chains.left_chain(evidence, finding)
     finding.right.chain = chains.right_chain(evidence, finding)
     return finding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ class Violations:
         tolerated: entry of the tolerance table that declares it harmless, -1 where none does.
         severity: where it differs from the contract's own.
         outcome: what the kernel or the code did, or would do, with it.
+        texts: what the sides are numbers of, where they are told as texts.
     """
 
     event_kind: str
@@ -57,6 +58,7 @@ class Violations:
     tolerated: Int64Array | None = None
     severity: Severity | None = None
     outcome: str = ""
+    texts: Sequence[str] | None = None
 
 
 @dataclass(slots=True)
@@ -103,15 +105,24 @@ class Contract:
 
 @dataclass(slots=True)
 class Quantity:
-    """One side of a finding: its name, its value, what made it."""
+    """One side of a finding: its name, its value, what made it.
+
+    `text` is the value where it is no number, such as a forward mode; `value` is None then.
+    """
 
     name: str
     value: int | None
     expected: int | None = None
     chain: list[str] = field(default_factory=list)
+    text: str | None = None
+
+    @property
+    def shown(self) -> int | str | None:
+        """What people and programs see: the text where the quantity is one."""
+        return self.value if self.text is None else self.text
 
     def as_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = {"name": self.name, "value": self.value}
+        value: dict[str, Any] = {"name": self.name, "value": self.shown}
         if self.expected is not None:
             value["expected"] = self.expected
         value["chain"] = self.chain

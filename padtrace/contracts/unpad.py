@@ -52,6 +52,7 @@ def restored(evidence: Evidence) -> Evaluation:
     hold(
         evidence, result, place,
         Side("forward_mode before the pad", before), Side("forward_mode after the unpad", after),
+        texts=evidence.recording.strings,
         outcome="the batch keeps the mode it was relabelled to",
     )  # fmt: skip
     return result
@@ -61,8 +62,8 @@ def restored_sentence(evidence: Evidence, finding: Finding) -> str:
     name = finding.left.name.removesuffix(" before the pad")
     left, right = finding.left.value, finding.right.value
     if name == "forward_mode":
-        modes = [evidence.text(value) for value in (left, right) if value is not None]
-        return f"forward_mode is {modes[-1]} after the unpad and was {modes[0]} before the pad"
+        before, after = finding.left.text, finding.right.text
+        return f"forward_mode is {after} after the unpad and was {before} before the pad"
     field = name.removesuffix(".rows")
     if left is None:
         what = f"{right} rows" if name.endswith(".rows") else f"{right}"

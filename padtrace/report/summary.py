@@ -76,7 +76,10 @@ def summarize(recording: Recording) -> Summary:
 
 
 def releases(recording: Recording) -> list[str]:
-    """The SGLang releases the recording names."""
+    """The SGLang releases the recording names; a copy or checkout that it ran by its path."""
+    own = recording.about.get("sglang_name")
+    if isinstance(own, str):
+        return [own]
     named = _distinct(recording, "version")
     stated = recording.about.get("sglang")
     return named or ([str(stated)] if stated else [])

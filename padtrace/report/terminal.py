@@ -166,7 +166,7 @@ def _spread(group: Group) -> str:
 
 def _quantity(table: Table, quantity: Quantity) -> None:
     needs = f", needs {quantity.expected}" if quantity.expected is not None else ""
-    table.add_row(quantity.name, f"{quantity.value}{needs}")
+    table.add_row(quantity.name, f"{quantity.shown}{needs}")
     if quantity.chain:
         table.add_row("", Text(" -> ".join(_links(quantity.chain)), style="dim"))
 
