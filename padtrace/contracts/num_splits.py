@@ -320,7 +320,9 @@ aligns to other sizes, the two numbers part.
 The FlashMLA kernel checks the length and stops: "num_splits must have shape (b+1)".
 
 Judged at every recorded FlashMLA call; where no call was recorded, on the plan and the rows that
-would have reached the call.
+would have reached the call. What these rows are is not certain for a padded prefill, which the
+attention layer of some releases cuts to its real rows, and for a prefill under context parallelism,
+which the model splits: without a recorded call these are not judged.
 """
 
 CONTRACT = Contract(
