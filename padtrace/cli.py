@@ -30,7 +30,7 @@ app = typer.Typer(
     name="padtrace",
     help="Record, replay and check the padding decisions of an SGLang server.",
     epilog="Exit codes: 0 clean, 1 divergence, 2 usage, 3 bad recording, 4 SGLang or environment "
-    "missing, 5 nothing observed.",
+    "missing, 5 nothing observed, or nothing found but not every forward judged, 6 not reproduced.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,6 +42,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Strict = Annotated[
     bool,
     typer.Option("--strict", help="Count suspects, and what is declared harmless, as divergence."),
+]
+AllowUnjudged = Annotated[
+    bool,
+    typer.Option("--allow-unjudged", help="Exit 0 too where not every forward could be judged."),
 ]
 Only = Annotated[
     list[str] | None,
@@ -166,6 +170,7 @@ def check(
     recording: RecordingPath,
     only: Only = None,
     strict: Strict = False,
+    allow_unjudged: AllowUnjudged = False,
     known: Known = None,
     json: Json = False,
 ) -> None:
@@ -175,11 +180,15 @@ def check(
 
     loaded, reports = _read(recording), _known(known)
     report = check_recording(loaded, _ids(only), known=reports, strict=strict)
+    judgement = verdicts.of_report(report, allow_unjudged=allow_unjudged)
     if json:
-        _write(json_output.text(json_output.findings_object(loaded, report, path=str(recording))))
+        found = json_output.findings_object(
+            loaded, report, path=str(recording), allow_unjudged=allow_unjudged
+        )
+        _write(json_output.text(found))
     else:
-        terminal.print_report(_console(), loaded, report, reports, path=str(recording))
-    raise typer.Exit(verdicts.exit_code(report))
+        terminal.print_report(_console(), loaded, report, reports, judgement, path=str(recording))
+    raise typer.Exit(judgement.exit_code)
 
 
 @app.command()
@@ -190,33 +199,45 @@ def diff(
     ] = None,
     only: Only = None,
     strict: Strict = False,
+    allow_unjudged: AllowUnjudged = False,
     known: Known = None,
     json: Json = False,
 ) -> None:
     """Tell q rows against num_splits rows, or compare two recordings field by field."""
     if other is None:
-        _diff_rows(recording, only, strict, known, json)
+        _diff_rows(recording, only, strict, allow_unjudged, known, json)
     else:
         _diff_recordings(recording, other, only, strict, known, json)
 
 
 def _diff_rows(
-    path: Path, only: list[str] | None, strict: bool, known: Path | None, json: bool
+    path: Path,
+    only: list[str] | None,
+    strict: bool,
+    allow_unjudged: bool,
+    known: Path | None,
+    json: bool,
 ) -> NoReturn:
     from padtrace.contracts.engine import check as check_recording
     from padtrace.report import json_output, ranks_view, rows_view, terminal, verdicts
 
     loaded, reports = _read(path), _known(known)
     report = check_recording(loaded, _ids(only), known=reports, strict=strict)
+    judgement = verdicts.of_report(report, allow_unjudged=allow_unjudged)
     if json:
-        _write(json_output.text(json_output.findings_object(loaded, report, path=str(path))))
+        found = json_output.findings_object(
+            loaded, report, path=str(path), allow_unjudged=allow_unjudged
+        )
+        _write(json_output.text(found))
     else:
         out = _console()
-        terminal.print_headline(out, report)
+        terminal.print_headline(out, judgement)
         rows_view.print_rows(out, loaded)
         ranks_view.print_divergent_step(out, loaded, report)
-        terminal.print_report(out, loaded, report, reports, path=str(path), headline=False)
-    raise typer.Exit(verdicts.exit_code(report))
+        terminal.print_report(
+            out, loaded, report, reports, judgement, path=str(path), headline=False
+        )
+    raise typer.Exit(judgement.exit_code)
 
 
 def _diff_recordings(
@@ -277,6 +298,7 @@ def replay(
     force: Force = False,
     only: Only = None,
     strict: Strict = False,
+    allow_unjudged: AllowUnjudged = False,
     known: Known = None,
     json: Json = False,
 ) -> None:
@@ -290,7 +312,7 @@ def replay(
     loaded, reports = _read(recording), _known(known)
     view = replay_view.ReplayView(_console(), quiet=json)
     _refuse_to_overwrite(output, force)
-    view.before(loaded, reports, str(recording))
+    view.before(loaded, reports)
     # Not before the first line, which they would delay.
     from padtrace.explore.rerun import rerun
     from padtrace.report import json_output, verdicts
@@ -313,17 +335,18 @@ def replay(
             json_output.text(
                 json_output.findings_object(
                     outcome.replayed,
-                    outcome.report,
+                    outcome.deciding,
                     path=str(recording),
                     differences=outcome.differences,
                     compared_with=loaded,
                     verdict=outcome.verdict,
+                    allow_unjudged=allow_unjudged,
                 )
             )
         )
     else:
-        view.after(outcome, reports, str(recording), output)
-    raise typer.Exit(verdicts.exit_code(outcome.report, outcome.verdict))
+        view.after(outcome, reports, str(recording), output, allow_unjudged=allow_unjudged)
+    raise typer.Exit(verdicts.exit_code(outcome.verdict, allow_unjudged=allow_unjudged))
 
 
 @app.command()
@@ -338,6 +361,7 @@ def across(
     ] = "off",
     only: Only = None,
     strict: Strict = False,
+    allow_unjudged: AllowUnjudged = False,
     known: Known = None,
     json: Json = False,
 ) -> None:
@@ -361,10 +385,11 @@ def across(
             progress=progress,
         )
     if json:
-        _write(json_output.text(across_view.as_json(result, str(recording))))
+        found = across_view.as_json(result, str(recording), allow_unjudged=allow_unjudged)
+        _write(json_output.text(found))
     else:
         across_view.print_across(out, result)
-    raise typer.Exit(verdicts.CODES[result.verdict])
+    raise typer.Exit(verdicts.exit_code(result.verdict, allow_unjudged=allow_unjudged))
 
 
 @app.command()

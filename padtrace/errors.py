@@ -16,6 +16,8 @@ EXIT_ENVIRONMENT = 4
 EXIT_NOTHING_OBSERVED = 5
 # Characters of a line; a path may be 4,096 long.
 MAX_LINE = 6000
+EXIT_INCOMPLETE = 5
+EXIT_NOT_REPRODUCED = 6
 
 
 class PadtraceError(Exception):

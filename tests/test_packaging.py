@@ -73,6 +73,7 @@ def test_the_base_install_is_small_and_pins_nothing_of_sglang(wheel: zipfile.Zip
     assert sorted(need.split(">")[0] for need in base) == [
         "msgspec",
         "numpy",
+        "packaging",
         "rich",
         "safetensors",
         "typer",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from padtrace.contracts import forwards
 from padtrace.contracts.engine import check
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import read
@@ -54,19 +55,27 @@ def test_the_crash_is_diagnosed_from_the_file_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "verdict"),
+    ("name", "ranks", "verdict", "judged", "nothing"),
     [
-        ("healthy-dsa-eagle", 2, "clean"),
-        ("healthy-dsa-eagle-attention-tp-2", 4, "clean"),
-        ("healthy-dense", 2, "nothing-observed"),
+        ("healthy-dsa-eagle", 2, "clean", 222, {forwards.IDLE: 42, forwards.NO_ROWS: 4}),
+        (
+            "healthy-dsa-eagle-attention-tp-2", 4, "clean", 444,
+            {forwards.IDLE: 84, forwards.NO_ROWS: 16},
+        ),
+        ("healthy-dense", 2, "nothing-observed", 0, {forwards.PLANS_NONE: 50}),
     ],
-)
-def test_a_healthy_server_gives_no_finding(name: str, ranks: int, verdict: str) -> None:
+)  # fmt: skip
+def test_a_healthy_server_gives_no_finding(
+    name: str, ranks: int, verdict: str, judged: int, nothing: dict[str, int]
+) -> None:
     healthy = recording(name)
     assert healthy.rows("process") == ranks
     report = check(healthy)
     assert report.findings == []
     assert report.verdict == verdict
+    counted = report.forwards
+    assert (counted.judged, counted.not_judged, counted.nothing_to_judge) == (judged, {}, nothing)
+    assert judged + sum(nothing.values()) == healthy.rows("forward")
     modes = {event.text("forward_mode") for event in healthy.events() if event.kind == "forward"}
     assert "IDLE" in modes
 

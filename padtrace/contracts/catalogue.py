@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from padtrace.contracts import (
     graph_buckets,
+    host_lengths,
     logits_rows,
     metadata_rows,
     missing_values,
@@ -20,6 +21,7 @@ from padtrace.contracts.model import Contract
 _ALL: tuple[Contract, ...] = (
     num_splits.CONTRACT,
     *metadata_rows.CONTRACTS,
+    host_lengths.CONTRACT,
     *graph_buckets.CONTRACTS,
     *ranks.CONTRACTS,
     *widths.CONTRACTS,

@@ -42,9 +42,15 @@ def left_chain(evidence: Evidence, finding: Finding) -> list[str]:
     if finding.pad_row < 0:
         return []
     before = wording.snapshot_number(evidence, "pad", "entry", "input_ids.rows", finding.pad_row)
+    padded = wording.snapshot_number(evidence, "pad", "exit", "input_ids.rows", finding.pad_row)
     function = evidence.text(int(evidence.column("pad", "function")[finding.pad_row]))
-    step = f"{function or 'pad'} -> {finding.left.value}"
-    return [step] if before is None else [str(before), step]
+    chain = [] if before is None else [str(before)]
+    if padded is not None:
+        chain.append(f"{function or 'pad'} -> {padded}")
+    if padded != finding.left.value:
+        shard = "this rank's shard" if wording.sharded(evidence, finding) else "rows at the call"
+        chain.append(f"{shard} -> {finding.left.value}")
+    return chain
 
 
 def right_chain(evidence: Evidence, finding: Finding) -> list[str]:
@@ -57,14 +63,16 @@ def right_chain(evidence: Evidence, finding: Finding) -> list[str]:
         return chain
     if finding.plan_row < 0:
         return []
+    when = f" {finding.planned}" if finding.planned else ""
     if finding.right.name == "num_splits.rows":
         start = wording.planned_rows(evidence, finding)
+        told = f"{start} planned{when}" if when else f"{start}"
     else:
+        # Nothing shows that this quantity was made from them; it is what the plan met.
         row = finding.plan_row
         start = wording.snapshot_number(evidence, "plan", "entry", "input_ids.rows", row)
-    chain = []
-    if start is not None:
-        chain.append(f"{start} planned {finding.planned}" if finding.planned else f"{start}")
+        told = f"{start} rows of input_ids at the plan{when}"
+    chain = [] if start is None else [told]
     function = evidence.text(int(evidence.column("plan", "function")[finding.plan_row]))
     chain.append(f"{function or 'plan'} -> {finding.right.value}")
     return chain

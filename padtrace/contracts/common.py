@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from padtrace.contracts import tolerances
 from padtrace.contracts.evidence import NO_ROW, Evidence, present
 from padtrace.contracts.model import BoolArray, Evaluation, Severity, Violations
-from padtrace.recording.absent import HIGHEST_ABSENT_CODE
+from padtrace.contracts.sites import NO_BOUND
 from padtrace.recording.columns import Int64Array
 
 NOT_SEEN = "what it compares was not observed"
@@ -51,8 +52,10 @@ def hold(
     *,
     expected: Int64Array | None = None,
     broken: BoolArray | None = None,
+    from_none: BoolArray | None = None,
     harmless: BoolArray | None = None,
     outcome: str = "",
+    texts: Sequence[str] | None = None,
     severity: Severity | None = None,
 ) -> None:
     """Evaluate `right == expected` at every place where both sides were seen.
@@ -60,14 +63,19 @@ def hold(
     Args:
         expected: what the right side must be; the left side where None.
         broken: another way to be broken than being unequal.
+        from_none: where the left side must be None and was, and the right side is a number.
         harmless: where a declared tolerance of this field may apply at all.
+        texts: what the sides are numbers of, where they are no numbers themselves.
         outcome, severity: of what is not tolerated.
     """
     wanted = left.values if expected is None else expected
     known = present(left.values) & present(right.values) & present(wanted)
+    wrong = known & ((right.values != wanted) if broken is None else broken)
+    if from_none is not None:
+        wrong |= from_none
+        known = known | from_none
     result.evaluated += int(known.sum())
     result.skip(NOT_SEEN, int((~known).sum()))
-    wrong = known & ((right.values != wanted) if broken is None else broken)
     if not wrong.any():
         return
     chosen = place.select(wrong)
@@ -75,10 +83,10 @@ def hold(
         evidence,
         right.name,
         process=evidence.column(place.kind, "process")[chosen.rows],
-        sign=np.sign(right.values[wrong] - wanted[wrong]),
+        sign=_sign(right.values[wrong], wanted[wrong]),
         modes=chosen.modes if chosen.modes is not None else _no_text(chosen.rows),
         workers=evidence.column(place.kind, "worker")[chosen.rows],
-        backends=backends_of(evidence, chosen),
+        backends=_backends_of(evidence, chosen),
     )
     if harmless is not None:
         tolerated[~harmless[wrong]] = -1
@@ -101,22 +109,24 @@ def hold(
                     tolerated=tolerated[part],
                     severity=severity,
                     outcome="" if declared else outcome,
+                    texts=texts,
                 )
             )
 
 
-def backends_of(evidence: Evidence, place: Place) -> Int64Array:
-    """String id of the attention backend at each place: of its plan, else of its worker."""
-    plans = _no_text(place.rows) if place.plans is None else place.plans
-    backends = evidence.at("plan", "backend", plans)
-    workers = evidence.column(place.kind, "worker")[place.rows]
-    processes = evidence.column(place.kind, "process")[place.rows]
-    stated = np.full(place.rows.shape, NO_ROW, dtype=np.int64)
-    for process in np.unique(processes):
-        for worker, facts in evidence.facts(int(process)).workers.items():
-            fits = (processes == process) & (workers == evidence.text_id(worker))
-            stated[fits] = evidence.text_id(facts.backend or "")
-    return np.where(backends > HIGHEST_ABSENT_CODE, backends, stated)
+def _sign(values: Int64Array, wanted: Int64Array) -> Int64Array:
+    """Negative where too short; a number where None was wanted is too long."""
+    known = present(wanted)
+    return np.where(known, np.sign(values - np.where(known, wanted, 0)), 1)
+
+
+def _backends_of(evidence: Evidence, place: Place) -> Int64Array:
+    """String id of the attention backend at each place: of its plan, else of its batch's last."""
+    if place.plans is not None:
+        return evidence.at("plan", "backend", place.plans)
+    end = np.full(place.rows.shape, NO_BOUND, dtype=np.int64)
+    plans = evidence.plan_before(place.kind, place.rows, end, rows_of(evidence, "plan"))
+    return evidence.at("plan", "backend", plans)
 
 
 def rows_of(evidence: Evidence, kind: str) -> Int64Array:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from padtrace.contracts import chains, tolerances
+from padtrace.contracts import chains, forwards, tolerances
 from padtrace.contracts.catalogue import CONTRACTS
 from padtrace.contracts.evidence import NO_ROW, Evidence, pack
 from padtrace.contracts.known import KnownReports
@@ -23,11 +23,13 @@ from padtrace.contracts.model import (
 from padtrace.contracts.sites import PLANNED, planned_before
 from padtrace.contracts.wording import number
 from padtrace.errors import UsageError
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.model import Recording
 
 MAX_PER_SIGNATURE = 100
 CLEAN, DIVERGENT, NOTHING_OBSERVED = "clean", "divergent", "nothing-observed"
+INCOMPLETE, NOT_REPRODUCED = "incomplete", "not-reproduced"
 ALWAYS_NEEDED = ("PT101",)
 _ORDER = {Severity.CRASH: 0, Severity.SILENT: 1, Severity.SUSPECT: 2}
 
@@ -47,8 +49,9 @@ def check(
         strict: count differences that a backend is declared to put up with as suspects.
 
     Returns:
-        the report. "clean" needs at least one evaluation of PT101, or of each contract named;
-        suspects alone do not stand against it, unless `strict`.
+        the report. "clean" needs that PT101 was evaluated and every forward of a backend that
+        plans rows was judged, or that each contract named was evaluated; suspects alone do not
+        stand against it, unless `strict`.
 
     Raises:
         UsageError: `only` names a contract that does not exist.
@@ -60,8 +63,10 @@ def check(
     kept: dict[tuple[object, ...], list[Finding]] = {}
     evaluated: dict[str, int] = {}
     skipped: dict[str, dict[str, int]] = {}
+    notes: list[str] = []
     for contract in chosen:
         result = contract.evaluate(evidence)
+        notes += result.notes
         evaluated[contract.id] = result.evaluated
         skipped[contract.id] = result.skipped
         for group, members in _groups(evidence, contract, result, reports):
@@ -78,10 +83,30 @@ def check(
     findings.sort(key=lambda finding: _ORDER[finding.severity])
     cut = sum(group.count for group in groups) - len(findings)
     asked = tuple(sorted(only)) if only else ALWAYS_NEEDED
-    seen = all(evaluated.get(name, 0) for name in asked)
+    counted = forwards.count(evidence)
     wrong = any(strict or group.first.severity is not Severity.SUSPECT for group in groups)
-    verdict = DIVERGENT if wrong else CLEAN if seen else NOTHING_OBSERVED
-    return Report(findings, groups, tolerated, evaluated, skipped, cut, verdict, asked)
+    seen = all(evaluated.get(name, 0) for name in asked)
+    open_forwards = counted.unjudged if set(asked) >= set(ALWAYS_NEEDED) else 0
+    return Report(
+        findings=findings,
+        groups=groups,
+        tolerated=tolerated,
+        evaluated=evaluated,
+        skipped=skipped,
+        cut=cut,
+        verdict=_verdict(wrong, seen, open_forwards),
+        asked=asked,
+        forwards=counted,
+        notes=notes,
+    )
+
+
+def _verdict(wrong: bool, seen: bool, open_forwards: int) -> str:
+    if wrong:
+        return DIVERGENT
+    if not seen:
+        return NOTHING_OBSERVED
+    return INCOMPLETE if open_forwards else CLEAN
 
 
 def _choose(only: set[str] | None) -> list[Contract]:
@@ -175,9 +200,11 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
         severity=Severity.SUSPECT if tolerated else violations.severity or contract.severity,
         event=kind,
         row=row,
-        left=Quantity(violations.left_name, int(violations.left[index])),
+        left=Quantity(violations.left_name, _value(violations.left[index])),
         right=Quantity(
-            violations.right_name, int(violations.right[index]), int(violations.expected[index])
+            violations.right_name,
+            _value(violations.right[index]),
+            _value(violations.expected[index]),
         ),
         process=process,
         rank=number(evidence, "process", "global_rank", process),
@@ -195,9 +222,17 @@ def _finding(evidence: Evidence, contract: Contract, violations: Violations, ind
     )
     if tolerated:
         finding.tolerated = tolerances.table()[entry].why
+    if violations.texts is not None:
+        for side in (finding.left, finding.right):
+            side.text = None if side.value is None else violations.texts[side.value]
+            side.value = side.expected = None
     finding.left.chain = chains.left_chain(evidence, finding)
     finding.right.chain = chains.right_chain(evidence, finding)
     return finding
+
+
+def _value(code: np.int64) -> int | None:
+    return int(code) if code > HIGHEST_ABSENT_CODE else None
 
 
 def _group(

@@ -98,7 +98,9 @@ class Evidence:
         return np.array([self.text_id(text) for text in texts], dtype=np.int64)
 
     def is_text(self, values: Int64Array, *texts: str) -> BoolArray:
-        return np.isin(values, self.text_ids(texts))
+        ids = self.text_ids(texts)
+        # A text that no column holds is not the same as a value that is not known.
+        return np.isin(values, ids[ids >= 0])
 
     def text(self, code: int) -> str | None:
         return self.recording.strings[code] if code > HIGHEST_ABSENT_CODE else None
@@ -115,6 +117,11 @@ class Evidence:
         if process not in self._facts:
             self._facts[process] = view(self.recording.facts[process])
         return self._facts[process]
+
+    def release(self, process: int) -> str | None:
+        """The release whose code made the values of a process, as far as it is known."""
+        stated = self.facts(process).sglang.version or self.about.sglang
+        return stated if isinstance(stated, str) else None
 
     # Vectors
 
@@ -135,14 +142,20 @@ class Evidence:
         totals = np.concatenate([[0], np.cumsum(self.recording.vector_values)])
         return self._per_vector(index, totals[offsets[1:]] - totals[offsets[:-1]])
 
+    def vector_minima(self, index: Int64Array) -> Int64Array:
+        """Smallest item of the vectors a column refers to, "not observed" where empty."""
+        return self._extremes(index, np.minimum)
+
     def vector_maxima(self, index: Int64Array) -> Int64Array:
         """Largest item of the vectors a column refers to, "not observed" where empty."""
+        return self._extremes(index, np.maximum)
+
+    def _extremes(self, index: Int64Array, which: np.ufunc) -> Int64Array:
         starts = self.recording.vector_offsets[:-1]
         filled = np.diff(self.recording.vector_offsets) > 0
         values = np.full(starts.shape, NOT_OBSERVED_CODE, dtype=np.int64)
         if filled.any():
-            largest = np.maximum.reduceat(self.recording.vector_values, starts[filled])
-            values[filled] = largest
+            values[filled] = which.reduceat(self.recording.vector_values, starts[filled])
         return self._per_vector(index, values)
 
     def _per_vector(self, index: Int64Array, values: Int64Array) -> Int64Array:

@@ -141,6 +141,16 @@ def planned_for_bucket(evidence: Evidence) -> Evaluation:
     return result
 
 
+def judged_plans(evidence: Evidence) -> Int64Array:
+    """Rows of the plans that PT304 can judge."""
+    place = _graph_plans(evidence)
+    bucket, width = evidence.column("plan", "graph_bucket"), _width(evidence, place)
+    made = evidence.column("plan", "num_splits.rows")
+    taken = evidence.column("plan", "num_splits_slice.rows")
+    judged = present(bucket) & present(width) & (present(taken) | present(made))
+    return place.rows[judged]
+
+
 def planned_sentence(evidence: Evidence, finding: Finding) -> str:
     return (
         f"num_splits {finding.right.value}, needs {finding.right.expected}: planned for graph "

@@ -120,7 +120,7 @@ def _read(path: Path) -> list[KnownReport]:
 
 def _matches(signature: Signature, evidence: Evidence, finding: Finding) -> bool:
     facts = evidence.facts(finding.process)
-    release = facts.sglang.version or evidence.about.sglang
+    release = evidence.release(finding.process)
     role = evidence.text(int(evidence.column("process", "role")[finding.process]))
     wanted: list[tuple[list[str] | str | None, str | None]] = [
         (signature.contract, finding.contract),

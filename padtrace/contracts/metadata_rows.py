@@ -9,12 +9,21 @@ from padtrace.contracts.common import Place, Side, hold, pad_place, rows_of
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
 from padtrace.contracts.rows import num_splits_expected
-from padtrace.contracts.sites import launch_sites, modes_of, pad_sites, real_rows, unpadded_sites
+from padtrace.contracts.sites import (
+    branches_of,
+    launch_sites,
+    modes_of,
+    pad_sites,
+    real_rows,
+    unpadded_sites,
+    with_plans,
+)
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
 
 # Modes in which the page table has one row per row of q; otherwise it has one per request.
 PER_ROW_MODES = ("DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
+_TABLES = ("page_table_1.rows", "dsa_seqlens_expanded.rows")
 _SEQLENS_CHECK = 'the kernel stops on this: "seqlens_k must have shape (batch_size)"'
 
 
@@ -22,26 +31,43 @@ def page_table(evidence: Evidence) -> Evaluation:
     """The page table of the live plan covers the rows of q."""
     result = Evaluation()
     for sites in (pad_sites(evidence), unpadded_sites(evidence)):
+        sites = with_plans(evidence, sites, _planned_tables(evidence))
         modes = modes_of(evidence, sites)
         mask = (sites.plans >= 0) & evidence.is_text(modes, *PER_ROW_MODES)
         mask &= ~present(evidence.at("plan", "graph_bucket", sites.plans))
         chosen = sites.select(mask)
         place = Place(chosen.kind, chosen.rows, modes[mask], chosen.plans, chosen.pads)
-        for name in ("page_table_1.rows", "dsa_seqlens_expanded.rows"):
+        # The branches of a draft step share the entry of their request.
+        branches = branches_of(evidence, chosen.kind, chosen.rows)
+        # Rows that hold a request must be covered in any case.
+        real = real_rows(evidence, chosen.pads)
+        for name in _TABLES:
             rows = evidence.at("plan", name, chosen.plans)
-            # Rows that hold a request must be covered in any case.
-            real = real_rows(evidence, chosen.pads)
+            covered = np.where(present(rows), rows, 0) * branches
             hold(
                 evidence,
                 result,
                 place,
                 Side("q.rows", chosen.q_rows),
                 Side(name, rows),
-                broken=rows < chosen.q_rows,
-                harmless=rows >= real,
+                expected=_per_branch(chosen.q_rows, branches),
+                broken=covered < chosen.q_rows,
+                harmless=covered >= real,
                 outcome="rows of q without an entry: nothing stops, they may read another's pages",
             )
     return result
+
+
+def _per_branch(q_rows: Int64Array, branches: Int64Array) -> Int64Array:
+    return np.where(present(q_rows), -(-np.where(present(q_rows), q_rows, 0) // branches), q_rows)
+
+
+def _planned_tables(evidence: Evidence) -> Int64Array:
+    """Plans that made a table per row of q, whether or not they made num_splits."""
+    made = np.zeros(evidence.count("plan"), dtype=np.bool_)
+    for name in (*_TABLES, "num_splits.rows"):
+        made |= present(evidence.column("plan", name))
+    return np.flatnonzero(made).astype(np.int64)
 
 
 def page_table_sentence(evidence: Evidence, finding: Finding) -> str:
@@ -188,9 +214,10 @@ CONTRACTS = (
         "the plan's page table and expanded lengths cover every row of q",
         Severity.SILENT,
         """
-In decode, verify, draft-extend and idle forwards the token-granular page table and the expanded KV
-lengths have one row per row of q. A num_splits of the right length hides that they are shorter:
-`cal_padded_tokens` lengthens only what FlashMLA gets.
+Whatever kernel is called: in decode, verify, draft-extend and idle forwards the token-granular page
+table and the expanded KV lengths have one row per row of q (of a draft step with top-k above 1, one
+per request, which its branches share). A num_splits of the right length hides that they are
+shorter: `cal_padded_tokens` lengthens only what FlashMLA gets.
 
 On CUDA the DSA indexer cuts q to the rows the plan counted and fills the rest with -1, so padded
 rows may lack an entry; rows of real requests may not. On ROCm nothing fills the difference

@@ -37,14 +37,16 @@ def sentence(evidence: Evidence, finding: Finding) -> str:
     doing = _HARMS.get(name, f"in {name}")
     frames = event.values.get("frames")
     place = f" at {frames[-1]}" if isinstance(frames, list) and frames else ""
+    raised = event.text("type") or "an error"
     message = event.text("message") or ""
-    said = f": {message}" if message and not message.startswith("blake2b:") else ""
-    if finding.contract == "PT701":
+    kept = message and not message.startswith("blake2b:")
+    said = f"{raised}: {message}" if kept else f"{raised}, whose text is not in the recording"
+    if "NoneType" in message:
         return (
             f"{wording.who(finding)} fails while {doing}: a value that {name} uses is None "
-            f"({event.text('type')}{said}){place}"
+            f"({said}){place}"
         )
-    return f"{wording.who(finding)} fails while {doing}: {event.text('type')}{said}{place}"
+    return f"{wording.who(finding)} fails while {doing}: {said}{place}"
 
 
 def _errors(evidence: Evidence, *, absent: bool) -> Evaluation:
@@ -104,9 +106,12 @@ CONTRACTS = (
         "PT701",
         "no None where a value is used",
         ("T7",),
-        "no padding or planning function meets a None it cannot take",
+        "no padding or planning function meets a None, or another value it cannot take",
         Severity.CRASH,
         """
+An AttributeError or TypeError left a hooked function; the finding says which, and with what words
+where these are in the recording.
+
 Draft batches may come without hidden states. Padding them was guarded in 0.5.18, taking the padding
 back was not: the unpad of a draft decode or draft-extend with hidden_states None raises
 (sglang#30877). extend_prefix_lens_cpu and dp_padding_mode have been met as None as well

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ class Violations:
         tolerated: entry of the tolerance table that declares it harmless, -1 where none does.
         severity: where it differs from the contract's own.
         outcome: what the kernel or the code did, or would do, with it.
+        texts: what the sides are numbers of, where they are told as texts.
     """
 
     event_kind: str
@@ -57,15 +58,20 @@ class Violations:
     tolerated: Int64Array | None = None
     severity: Severity | None = None
     outcome: str = ""
+    texts: Sequence[str] | None = None
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """How often one contract was evaluated, why it was not elsewhere, and what broke it."""
+    """How often one contract was evaluated, why it was not elsewhere, and what broke it.
+
+    `notes` are lines for the reader about what is no finding.
+    """
 
     evaluated: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     violations: list[Violations] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def skip(self, reason: str, count: int) -> None:
         if count:
@@ -99,15 +105,24 @@ class Contract:
 
 @dataclass(slots=True)
 class Quantity:
-    """One side of a finding: its name, its value, what made it."""
+    """One side of a finding: its name, its value, what made it.
+
+    `text` is the value where it is no number, such as a forward mode; `value` is None then.
+    """
 
     name: str
     value: int | None
     expected: int | None = None
     chain: list[str] = field(default_factory=list)
+    text: str | None = None
+
+    @property
+    def shown(self) -> int | str | None:
+        """What people and programs see: the text where the quantity is one."""
+        return self.value if self.text is None else self.text
 
     def as_json(self) -> dict[str, Any]:
-        value: dict[str, Any] = {"name": self.name, "value": self.value}
+        value: dict[str, Any] = {"name": self.name, "value": self.shown}
         if self.expected is not None:
             value["expected"] = self.expected
         value["chain"] = self.chain
@@ -196,6 +211,36 @@ class Group:
 
 
 @dataclass(slots=True)
+class Forwards:
+    """How many forwards of backends that plan rows were judged.
+
+    Attributes:
+        judged: forwards.
+        not_judged: forwards by reason.
+        nothing_to_judge: forwards that have no such rows, by reason; they count on neither side.
+    """
+
+    judged: int = 0
+    not_judged: dict[str, int] = field(default_factory=dict)
+    nothing_to_judge: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unjudged(self) -> int:
+        return sum(self.not_judged.values())
+
+    @property
+    def total(self) -> int:
+        return self.judged + self.unjudged
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "judged": self.judged,
+            "not_judged": dict(self.not_judged),
+            "nothing_to_judge": dict(self.nothing_to_judge),
+        }
+
+
+@dataclass(slots=True)
 class Report:
     """The result of a check.
 
@@ -206,7 +251,10 @@ class Report:
         evaluated: evaluations by contract id.
         skipped: by contract id, how often it could not be evaluated and why.
         cut: findings left out of `findings` by the bound.
-        verdict: clean, divergent or nothing-observed.
+        verdict: clean, divergent, incomplete or nothing-observed.
+        asked: ids of the contracts that had to be evaluated.
+        forwards: how many forwards were judged, and why not the others.
+        notes: what is worth a line and no finding.
     """
 
     findings: list[Finding]
@@ -217,3 +265,5 @@ class Report:
     cut: int
     verdict: str
     asked: tuple[str, ...] = ()
+    forwards: Forwards = field(default_factory=Forwards)
+    notes: list[str] = field(default_factory=list)

@@ -11,6 +11,7 @@ import numpy as np
 from padtrace.contracts import wording
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity, Violations
+from padtrace.contracts.releases import in_range
 from padtrace.contracts.rows import num_splits_expected
 from padtrace.contracts.sites import (
     PLANNED,
@@ -20,6 +21,7 @@ from padtrace.contracts.sites import (
     modes_of,
     pad_sites,
     planned_before,
+    real_rows,
     unpadded_sites,
 )
 from padtrace.recording.absent import NONE_CODE
@@ -33,9 +35,16 @@ ROWS_UNKNOWN = "the rows of q were not observed"
 NO_SPLITS = "the kernel called takes no num_splits"
 NO_CALL = "the forward finished without a FlashMLA call that takes num_splits"
 OTHER_KERNEL = "prefill runs another kernel (--dsa-prefill-backend)"
+Q_CUT = "no call was recorded, and the attention layer may cut a padded prefill to its real rows"
+Q_SPLIT = "no call was recorded, and the model splits a context-parallel prefill itself"
 GRAPH_PLAN = "the plan was made for a graph bucket (see PT303 and PT304)"
 
 FLASHMLA_KV = "flashmla_kv"
+_KERNELS = ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")
+_PREFILLS = ("EXTEND", "MIXED", "DRAFT_EXTEND", "SPLIT_PREFILL")
+# RadixAttention hands the padded rows on up to this release; 0.5.23 cuts them to the real ones
+# (padded_extend_real_tokens).
+_LAST_WITH_PADDED_PREFILL = "0.5.20"
 _ENTRIES_MORE = num_splits_expected(0)
 _PREFILL_BACKEND = ("dsa_prefill_backend", "nsa_prefill_backend")
 
@@ -64,13 +73,33 @@ def _judged(
     evidence: Evidence, result: Evaluation | None = None
 ) -> Iterator[tuple[Sites, Int64Array]]:
     """The sites that can be judged with their num_splits; reasons against others to `result`."""
-    result = result or Evaluation()
+    sorted_out = _sort_out(evidence)
+    for reason, _, mask in sorted_out.unjudged:
+        if result is not None:
+            result.skip(reason, int(mask.sum()))
+    yield from sorted_out.judged
+
+
+@dataclass(frozen=True, slots=True)
+class _SortedOut:
+    """Sites with their num_splits, and those that cannot be judged by reason (sites, mask)."""
+
+    judged: list[tuple[Sites, Int64Array]]
+    unjudged: list[tuple[str, Sites, BoolArray]]
+
+
+def _sort_out(evidence: Evidence) -> _SortedOut:
+    return evidence.once("sites of PT101", _sort_out_sites)
+
+
+def _sort_out_sites(evidence: Evidence) -> _SortedOut:
     launches = launch_sites(evidence)
     num_splits = evidence.column("launch", "num_splits.rows")
     without = (num_splits == NONE_CODE) & present(launches.q_rows)
-    result.skip(NO_SPLITS, int(without.sum()))
     judged = present(num_splits) & present(launches.q_rows)
-    yield launches.select(judged), num_splits[judged]
+    found = _SortedOut(
+        [(launches.select(judged), num_splits[judged])], [(NO_SPLITS, launches, without)]
+    )
     # A call that was seen settles its forward; the plan need not be asked.
     settled = launches.select(judged | without)
     forwards_settled = forward_of(evidence, "launch", settled.rows)
@@ -81,10 +110,42 @@ def _judged(
     for sites in (pads, forwards):
         open_sites = np.ones(sites.rows.shape, dtype=np.bool_)
         for reason, mask in _reasons(evidence, sites):
-            result.skip(reason, int((open_sites & mask).sum()))
+            found.unjudged.append((reason, sites, open_sites & mask))
             open_sites &= ~mask
         chosen = sites.select(open_sites)
-        yield chosen, evidence.at("plan", "num_splits.rows", chosen.plans)
+        found.judged.append((chosen, evidence.at("plan", "num_splits.rows", chosen.plans)))
+    return found
+
+
+def judged_sites(evidence: Evidence) -> list[Sites]:
+    """Calls, pads and forwards that PT101 judged."""
+    return [sites for sites, _ in _sort_out(evidence).judged]
+
+
+def unjudged_sites(evidence: Evidence) -> list[tuple[str, Sites, BoolArray]]:
+    """Those it could not judge: reason, sites, and which of them."""
+    return _sort_out(evidence).unjudged
+
+
+def kernel_calls(evidence: Evidence) -> Int64Array:
+    """Rows of the calls of attention kernels: not those that prepare one, nor the indexer's."""
+    function = evidence.column("launch", "function")
+    return np.flatnonzero(evidence.is_text(function, *_KERNELS)).astype(np.int64)
+
+
+def calls_without_splits(evidence: Evidence) -> Int64Array:
+    """Rows of the kernel calls that were given no num_splits."""
+    calls = kernel_calls(evidence)
+    none = evidence.column("launch", "num_splits.rows")[calls] == NONE_CODE
+    return np.asarray(calls[none])
+
+
+def unseen_calls(evidence: Evidence) -> Int64Array:
+    """Rows of the kernel calls of which q or num_splits was not observed."""
+    calls = kernel_calls(evidence)
+    splits = evidence.column("launch", "num_splits.rows")[calls]
+    seen = present(launch_sites(evidence).q_rows[calls])
+    return np.asarray(calls[~(seen & (present(splits) | (splits == NONE_CODE)))])
 
 
 def _reasons(evidence: Evidence, sites: Sites) -> list[tuple[str, BoolArray]]:
@@ -100,6 +161,8 @@ def _reasons(evidence: Evidence, sites: Sites) -> list[tuple[str, BoolArray]]:
         (GRAPH_PLAN, present(evidence.at("plan", "graph_bucket", sites.plans))),
         (NO_CALL, _finished_without_call(evidence, forwards)),
         (OTHER_KERNEL, _prefill_elsewhere(evidence, sites)),
+        (Q_CUT, _may_be_cut(evidence, sites)),
+        (Q_SPLIT, _may_be_split(evidence, sites)),
     ]
 
 
@@ -120,6 +183,34 @@ def _prefill_elsewhere(evidence: Evidence, sites: Sites) -> BoolArray:
         elsewhere[process] = backend not in (None, FLASHMLA_KV)
     extends = evidence.is_text(modes_of(evidence, sites), "EXTEND", "MIXED")
     return np.asarray(extends & elsewhere[evidence.column(sites.kind, "process")[sites.rows]])
+
+
+def _prefills(evidence: Evidence, sites: Sites) -> BoolArray:
+    modes = evidence.snapshot("pad", "exit", "forward_mode", sites.pads)
+    return evidence.is_text(np.where(present(modes), modes, modes_of(evidence, sites)), *_PREFILLS)
+
+
+def _may_be_cut(evidence: Evidence, sites: Sites) -> BoolArray:
+    """Padded prefills whose rows at the call are not those of the pad, or may not be."""
+    uncut = np.zeros(evidence.count("process"), dtype=np.bool_)
+    for process in range(uncut.size):
+        release = evidence.release(process)
+        uncut[process] = in_range(release, None, _LAST_WITH_PADDED_PREFILL, unknown=False)
+    padded = (sites.pads >= 0) & (sites.q_rows > real_rows(evidence, sites.pads))
+    processes = evidence.column(sites.kind, "process")[sites.rows]
+    return np.asarray(_prefills(evidence, sites) & padded & ~uncut[processes])
+
+
+def _may_be_split(evidence: Evidence, sites: Sites) -> BoolArray:
+    """Prefills under context parallelism of which this rank's part was not recorded."""
+    processes = evidence.column(sites.kind, "process")[sites.rows]
+    parallel = evidence.column("process", "attn_cp_size")[processes] > 1
+    which = ("pad", "exit", sites.pads)
+    if sites.kind == "forward":
+        which = ("forward", "entry", sites.rows)
+    kind, snapshot, rows = which
+    shard = evidence.snapshot(kind, snapshot, "attn_cp_metadata.rows", rows)
+    return np.asarray(_prefills(evidence, sites) & parallel & ~present(shard))
 
 
 def _report(
@@ -230,7 +321,9 @@ aligns to other sizes, the two numbers part.
 The FlashMLA kernel checks the length and stops: "num_splits must have shape (b+1)".
 
 Judged at every recorded FlashMLA call; where no call was recorded, on the plan and the rows that
-would have reached the call.
+would have reached the call. What these rows are is not certain for a padded prefill, which the
+attention layer of some releases cuts to its real rows, and for a prefill under context parallelism,
+which the model splits: without a recorded call these are not judged.
 """
 
 CONTRACT = Contract(

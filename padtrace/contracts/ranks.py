@@ -8,12 +8,14 @@ from padtrace.contracts import wording
 from padtrace.contracts.common import Place, Side, hold, pad_place, rows_of
 from padtrace.contracts.evidence import Evidence, pack, present
 from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity
+from padtrace.contracts.sites import branches_of, pads_of_forwards
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.columns import Int64Array
 
 ONE_RANK = "one rank alone: nothing to compare with"
 MADE = "made from cases, whose counts were given and not exchanged"
 SUM_LEN, MAX_LEN = 0, 1
+PADDING_MODES = ("SUM_LEN", "MAX_LEN")
 _SINGLE_GRAPH_MODES = ("DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
 
 
@@ -25,11 +27,47 @@ def same_counts(evidence: Evidence) -> Evaluation:
     result.skip(MADE, int(made.sum()))
     rows = rows[~made]
     counts = evidence.column("sync", "counts_before")[rows]
-    _compare(
-        evidence, result, "sync", rows, counts,
-        "counts of the group", "counts_before", "the collectives of the ranks differ in length",
+    known = present(counts)
+    pairs = _pairs(evidence, result, "sync", rows[known])
+    mine, theirs = (counts[known][side] for side in pairs)
+    rows = rows[known]
+    # Kept for the sentence: a finding holds one number of each side.
+    _leaders(evidence).update(zip(rows[pairs[0]].tolist(), rows[pairs[1]].tolist(), strict=True))
+    place = Place("sync", rows[pairs[0]], _modes(evidence, "sync", rows[pairs[0]]))
+    at = _first_difference(evidence, mine, theirs)
+    hold(
+        evidence, result, place,
+        Side("counts of the group", _items(evidence, theirs, at)),
+        Side("counts_before", _items(evidence, mine, at)),
+        broken=mine != theirs, outcome="the collectives of the ranks differ in length",
     )  # fmt: skip
     return result
+
+
+def _leaders(evidence: Evidence) -> dict[int, int]:
+    """Row of each sync to the row it was held against."""
+    return evidence.once("syncs held against", lambda _: {})
+
+
+def _first_difference(evidence: Evidence, left: Int64Array, right: Int64Array) -> Int64Array:
+    """Where two vectors first differ: past the shorter one at most; 0 where they do not."""
+    at = np.zeros(left.shape, dtype=np.int64)
+    for index in np.flatnonzero(left != right):
+        mine, theirs = (evidence.recording.vector(int(v[index])) for v in (left, right))
+        shared = min(len(mine), len(theirs))
+        at[index] = next((i for i in range(shared) if mine[i] != theirs[i]), shared)
+    return at
+
+
+def _items(evidence: Evidence, vectors: Int64Array, at: Int64Array) -> Int64Array:
+    """One item of each vector; 0 past its end, where a rank has no count."""
+    offsets = evidence.recording.vector_offsets
+    lengths = np.diff(offsets)[vectors]
+    values = evidence.recording.vector_values
+    if not values.size:
+        return np.zeros_like(vectors)
+    place = np.minimum(offsets[vectors] + at, values.size - 1)
+    return np.where(at < lengths, values[place], 0)
 
 
 def same_buffer(evidence: Evidence) -> Evaluation:
@@ -46,18 +84,37 @@ def same_buffer(evidence: Evidence) -> Evaluation:
 
 
 def same_runner(evidence: Evidence) -> Evaluation:
-    """All ranks of a group run a forward in a graph, or none does."""
+    """All ranks of a group run a forward in a graph, or none does.
+
+    Decode-like forwards always; prefills, and what runs beside them, where the group voted for the
+    prefill graph.
+    """
     result = Evaluation()
     rows = _aligned(evidence, "forward", rows_of(evidence, "forward"))
+    together = _prefill_graph_together(evidence)[rows]
     modes = evidence.column("forward", "forward_mode")[rows]
-    # Prefill graphs are a matter of each rank alone.
-    rows = rows[evidence.is_text(modes, *_SINGLE_GRAPH_MODES)]
-    graph = evidence.column("forward", "can_run_graph")[rows]
-    _compare(
-        evidence, result, "forward", rows, graph,
-        "graph on the group", "can_run_graph", "a rank in a graph waits for one that is not",
-    )  # fmt: skip
+    # Otherwise prefill graphs are a matter of each rank alone.
+    alike = evidence.is_text(modes, *_SINGLE_GRAPH_MODES) & ~together
+    for chosen in (rows[alike], rows[together]):
+        graph = evidence.column("forward", "can_run_graph")[chosen]
+        _compare(
+            evidence, result, "forward", chosen, graph,
+            "graph on the group", "can_run_graph", "a rank in a graph waits for one that is not",
+        )  # fmt: skip
     return result
+
+
+def _prefill_graph_together(evidence: Evidence) -> BoolArray:
+    """Forwards of a step in which every rank must run the same prefill graph, idle ones too.
+
+    `prepare_mlp_sync_batch` takes MAX_LEN for this where the group voted for the graph
+    (can_run_dp_breakable_cuda_graph) and the longest rank fits a captured one.
+    """
+    pads = pads_of_forwards(evidence)
+    mode = evidence.snapshot("pad", "exit", "dp_padding_mode", pads)
+    vote = evidence.snapshot("pad", "entry", "can_run_dp_breakable_cuda_graph", pads)
+    extends = evidence.snapshot("pad", "entry", "is_extend_in_batch", pads)
+    return np.asarray((vote == 1) & (extends == 1) & evidence.is_text(mode, "MAX_LEN"))
 
 
 def untouched_counts(evidence: Evidence) -> Evaluation:
@@ -85,14 +142,19 @@ def one_padding_mode(evidence: Evidence) -> Evaluation:
     plans = evidence.plan_before("pad", place.rows, order, evidence.split_plans)
     planned = evidence.at("plan", "planned.rows", plans)
     own = evidence.snapshot("plan", "entry", "input_ids.rows", plans)
+    # A draft step plans its branches before their rows are there.
+    requests = evidence.snapshot("plan", "entry", "batch_size", plans)
+    branches = branches_of(evidence, "plan", plans)
+    branched = (branches > 1) & present(requests)
+    own = np.where(branched, np.where(branched, requests, 0) * branches, own)
     counts = evidence.snapshot("plan", "entry", "global_num_tokens_cpu", plans)
     longest = evidence.vector_maxima(counts)
     telling = present(planned) & present(own) & present(longest) & (own < longest)
     by_sum, by_max = telling & (planned == own), telling & (planned >= longest)
-    at_plan = np.where(by_max, MAX_LEN, np.where(by_sum, SUM_LEN, NOT_OBSERVED_CODE))
     mode = evidence.snapshot("pad", "exit", "dp_padding_mode", place.rows)
     is_max, is_sum = evidence.is_text(mode, "MAX_LEN"), evidence.is_text(mode, "SUM_LEN")
     at_pad = np.where(is_max, MAX_LEN, np.where(is_sum, SUM_LEN, NOT_OBSERVED_CODE))
+    at_plan = np.where(by_max, MAX_LEN, np.where(by_sum, SUM_LEN, NOT_OBSERVED_CODE))
     known = Place("pad", place.rows, place.modes, plans, place.rows)
     hold(
         evidence,
@@ -100,17 +162,15 @@ def one_padding_mode(evidence: Evidence) -> Evaluation:
         known,
         Side("padding mode of the plan", at_plan),
         Side("padding mode of the pad", at_pad),
+        texts=PADDING_MODES,
         outcome="the plan counted rows for another layout of the gathered buffer",
     )
     return result
 
 
 def counts_sentence(evidence: Evidence, finding: Finding) -> str:
-    recording = evidence.recording
-    mine, theirs = (
-        recording.vector(value) if value is not None and value >= 0 else None
-        for value in (finding.right.value, finding.left.value)
-    )
+    rows = (finding.row, _leaders(evidence).get(finding.row, finding.row))
+    mine, theirs = (evidence.recording.event("sync", row).vector("counts_before") for row in rows)
     return f"rank {finding.rank} holds the counts {mine} where the others hold {theirs}"
 
 
@@ -144,11 +204,10 @@ def untouched_sentence(evidence: Evidence, finding: Finding) -> str:
 
 
 def padding_mode_sentence(evidence: Evidence, finding: Finding) -> str:
-    names = {MAX_LEN: "MAX_LEN", SUM_LEN: "SUM_LEN"}
     planned = wording.planned_rows(evidence, finding)
     return (
-        f"{wording.who(finding)} was planned as {names.get(finding.left.value or 0)} "
-        f"({wording.rows(planned)}) and padded as {names.get(finding.right.value or 0)}: the "
+        f"{wording.who(finding)} was planned as {finding.left.text} "
+        f"({wording.rows(planned)}) and padded as {finding.right.text}: the "
         "padding mode flipped between the plan and the pad"
     )
 
@@ -174,6 +233,18 @@ def _compare(
     """Hold every rank's value against the value of the lowest rank, event by event of a step."""
     known = present(values)
     rows, values = rows[known], values[known]
+    mine, theirs = _pairs(evidence, result, kind, rows)
+    chosen = rows[mine]
+    hold(
+        evidence, result, Place(kind, chosen, _modes(evidence, kind, chosen)),
+        Side(left, values[theirs]), Side(right, values[mine]), outcome=outcome,
+    )  # fmt: skip
+
+
+def _pairs(
+    evidence: Evidence, result: Evaluation, kind: str, rows: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Places in `rows` of each rank's event, and of the lowest rank's it is held against."""
     key, process = _place_in_step(evidence, kind, rows)
     order = np.lexsort((process, key))
     key, process = key[order], process[order]
@@ -185,13 +256,7 @@ def _compare(
     result.skip(ONE_RANK, int(alone.sum()))
     # Two cases of one rank are two configurations, not two ranks of a step.
     compared = ~first & (rank != rank[leader])
-    mine = order[compared]
-    chosen = rows[mine]
-    modes = _modes(evidence, kind, chosen)
-    hold(
-        evidence, result, Place(kind, chosen, modes),
-        Side(left, values[order][leader][compared]), Side(right, values[mine]), outcome=outcome,
-    )  # fmt: skip
+    return order[compared], order[leader][compared]
 
 
 def _place_in_step(
@@ -276,11 +341,12 @@ and the two buffers differ.
         "PT403",
         "graph or eager alike",
         ("T4", "T3"),
-        "all ranks of a sync group run a decode-like forward in a graph, or none does",
+        "all ranks of a sync group run a decode-like or voted prefill in a graph, or none does",
         Severity.CRASH,
         """
 A captured graph holds its collectives; a rank that runs eagerly calls others. The choice must be
-made together (sglang#32527, sglang#32209).
+made together (sglang#32527, sglang#32209). A prefill graph is a matter of each rank alone, unless
+the group voted for it and padded to the longest rank: then idle ranks must run it as well.
 """,
         same_runner,
         runner_sentence,

@@ -7,13 +7,16 @@ import numpy as np
 from padtrace.contracts import wording
 from padtrace.contracts.common import Side, hold, pad_place
 from padtrace.contracts.evidence import Evidence, present
-from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
+from padtrace.contracts.model import BoolArray, Contract, Evaluation, Finding, Severity
 from padtrace.contracts.sites import real_rows
-from padtrace.recording.absent import NOT_OBSERVED_CODE
+from padtrace.recording.absent import NOT_OBSERVED_CODE, Absent
 from padtrace.recording.columns import Int64Array
 from padtrace.recording.value_tensors import ValueKey
 
 NEEDS_VALUES = "needs the values of out_cache_loc; record with --tier meta"
+MADE_UP = "an idle rank was given a request beside a prefill, whose rows may count as real"
+NOT_PADDED = "no prefill was padded to the longest rank"
+PREFILL_MODES = ("EXTEND", "MIXED")
 NEEDS_LANES = "needs the values of padded graph lanes; record with --tier meta"
 
 
@@ -23,17 +26,79 @@ def routing_bound(evidence: Evidence) -> Evaluation:
     place = pad_place(evidence)
     before = real_rows(evidence, place.rows)
     bound = evidence.snapshot("pad", "exit", "num_token_non_padded_cpu", place.rows)
-    padded = evidence.snapshot("pad", "exit", "input_ids.rows", place.rows)
     # Under context parallelism and sequence sharding the bound is of this rank's shard.
     sharded = evidence.snapshot("pad", "exit", "attn_cp_metadata.rows", place.rows) >= 0
+    made_up = _made_up(evidence, place.rows)
+    result.skip(MADE_UP, int(made_up.sum()))
     hold(
         evidence, result, place,
-        Side("rows before the pad", np.where(sharded, NOT_OBSERVED_CODE, before)),
+        Side("rows before the pad", np.where(sharded | made_up, NOT_OBSERVED_CODE, before)),
         Side("num_token_non_padded_cpu", bound),
-        broken=(bound < before) | (bound > padded),
         outcome="expert routing masks real rows, or lets padded ones take part",
     )  # fmt: skip
     return result
+
+
+def _made_up(evidence: Evidence, pads: Int64Array) -> BoolArray:
+    """Pads that gave an idle rank one request over all its rows, beside a prefill.
+
+    0.5.16 to 0.5.20 count these rows as real on purpose, so that experts do not starve; later
+    releases count none.
+    """
+    before = evidence.snapshot("pad", "entry", "batch_size", pads)
+    after = evidence.snapshot("pad", "exit", "forward_mode", pads)
+    return np.asarray((before == 0) & evidence.is_text(after, "EXTEND"))
+
+
+def masked_prefill(evidence: Evidence) -> Evaluation:
+    """The rows a prefill was padded by are masked from expert routing."""
+    result = Evaluation()
+    place = pad_place(evidence)
+    assert place.modes is not None
+    before = real_rows(evidence, place.rows)
+    padded = evidence.snapshot("pad", "exit", "input_ids.rows", place.rows)
+    bound = evidence.snapshot("pad", "exit", "num_token_non_padded_cpu", place.rows)
+    longest = evidence.is_text(
+        evidence.snapshot("pad", "exit", "dp_padding_mode", place.rows), "MAX_LEN"
+    )
+    prefill = evidence.is_text(place.modes, *PREFILL_MODES) & longest & present(before)
+    prefill &= padded > before
+    sharded = evidence.snapshot("pad", "exit", "attn_cp_metadata.rows", place.rows) >= 0
+    prefill &= ~sharded & (bound != NOT_OBSERVED_CODE)
+    if not prefill.any():
+        result.skip(NOT_PADDED, max(place.rows.size, 1))
+        return result
+    chosen = place.select(prefill)
+    before, padded, bound = before[prefill], padded[prefill], bound[prefill]
+    # No mask lets every row take part.
+    routed = np.where(present(bound), np.minimum(bound, padded), padded)
+    hold(
+        evidence, result, chosen, Side("rows before the pad", before), Side("rows routed", routed),
+        broken=routed >= padded,
+        outcome="padded rows take expert capacity and part in every all-to-all",
+    )  # fmt: skip
+    for index in np.flatnonzero(routed < padded)[:1]:
+        same = int((routed < padded).sum())
+        more = f" ({same:,} such pads)" if same > 1 else ""
+        result.notes.append(
+            f"{padded[index] - before[index]} of {padded[index]} rows of a padded prefill belong "
+            f"to nobody, and the routing mask covers them: num_token_non_padded_cpu is "
+            f"{bound[index]}{more}"
+        )
+    return result
+
+
+def masked_prefill_sentence(evidence: Evidence, finding: Finding) -> str:
+    entry = evidence.recording.event("pad", finding.row).snapshot("exit") or {}
+    bound = entry.get("num_token_non_padded_cpu")
+    told = f"num_token_non_padded_cpu is {bound}"
+    if isinstance(bound, Absent):
+        told = "this release keeps no count of real rows"
+    real, routed = finding.left.value or 0, finding.right.value or 0
+    return (
+        f"{routed - real} of {routed} rows of {wording.who(finding)} belong to nobody, and a "
+        f"router takes them for real: {told}"
+    )
 
 
 def routing_bound_sentence(evidence: Evidence, finding: Finding) -> str:
@@ -111,11 +176,12 @@ CONTRACTS = (
         "PT1001",
         "routing mask bound",
         ("T10",),
-        "num_token_non_padded_cpu lies between the rows before and after the pad",
+        "num_token_non_padded_cpu is the number of rows before the pad",
         Severity.SILENT,
         """
 Expert routing masks rows from this number on. Too small, and real tokens are dropped; too large,
-and padding takes part (sglang#28378: a score fell from 0.94 to 0.1).
+and padding takes part (sglang#28378: a score fell from 0.94 to 0.1). `ForwardBatch.init_new` takes
+it from the real rows, and the pad leaves it; only an idle rank beside a prefill has it set anew.
 """,
         routing_bound,
         routing_bound_sentence,
@@ -133,6 +199,21 @@ The slots are values on the device, which tier `shape` does not hold.
 """,
         reserved_slots,
         reserved_slots_sentence,
+    ),
+    Contract(
+        "PT1003",
+        "padded prefill is masked",
+        ("T10",),
+        "the rows that a prefill was padded by are masked from expert routing",
+        Severity.SUSPECT,
+        """
+Under MAX_LEN a short prefill is padded to the longest rank: 5 rows become 12, and 7 belong to
+nobody. Where num_token_non_padded_cpu counts the 5, `mask_topk_ids` sets the experts of the others
+to -1, and this is one line and no finding. Where it is None, counts all 12, or the release has no
+such count, the router takes padding for tokens.
+""",
+        masked_prefill,
+        masked_prefill_sentence,
     ),
     Contract(
         "PT1101",

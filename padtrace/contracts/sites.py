@@ -12,9 +12,12 @@ import numpy as np
 
 from padtrace.contracts.evidence import NO_ROW, Evidence, present
 from padtrace.contracts.model import BoolArray
+from padtrace.recording import schema
 from padtrace.recording.columns import Int64Array
 
 NO_BOUND = 2**61
+# Column of a launch with the enter_seq of the plan whose tensors it was given.
+_NAMED_PLAN = "plan_seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def _launch_sites(evidence: Evidence) -> Sites:
     rows = np.arange(evidence.count("launch"), dtype=np.int64)
     order = evidence.column("launch", "enter_seq")
     q_rows = evidence.vector_items(evidence.column("launch", "q.shape"), 0)
-    plans = evidence.plan_before("launch", rows, order, evidence.split_plans)
+    plans = plans_of_launches(evidence)
     return Sites("launch", rows, q_rows, plans, _pads_of(evidence, "launch", rows, order))
 
 
@@ -94,6 +97,39 @@ def _unpadded_sites(evidence: Evidence) -> Sites:
     q_rows = np.where(present(shard), shard, q_rows)
     plans = evidence.plan_before("forward", rows, end[~padded], evidence.split_plans)
     return Sites("forward", rows, q_rows, plans, np.full(rows.shape, NO_ROW, dtype=np.int64))
+
+
+def plans_of_launches(evidence: Evidence) -> Int64Array:
+    """The plan each kernel call works with, -1 where none is known.
+
+    The one it names, if it names one; otherwise the last plan before it of its batch, which
+    another backend object may have made.
+    """
+    rows = np.arange(evidence.count("launch"), dtype=np.int64)
+    order = evidence.column("launch", "enter_seq")
+    latest = evidence.plan_before("launch", rows, order, evidence.split_plans)
+    if not any(column.name == _NAMED_PLAN for column in schema.event_columns("launch")):
+        return latest
+    named = evidence.column("launch", _NAMED_PLAN)
+    plans = np.arange(evidence.count("plan"), dtype=np.int64)
+    keys = [evidence.column("plan", name) for name in ("process", "enter_seq")]
+    index = evidence.last_before(
+        (keys, np.zeros_like(plans)),
+        ([evidence.column("launch", "process"), named], np.ones_like(rows)),
+    )
+    # A name that leads to no plan says that the plan was not recorded, not that another was taken.
+    return np.where(present(named), index, latest)
+
+
+def with_plans(evidence: Evidence, sites: Sites, plans: Int64Array) -> Sites:
+    """The same pads or forwards, each with the last of these plans that it works with."""
+    if sites.kind == "pad":
+        bound = _end_of_pads(evidence, evidence.top_pads)[np.isin(evidence.top_pads, sites.rows)]
+    else:
+        end = evidence.column("forward", "exit_seq")[sites.rows]
+        bound = np.where(present(end), end, NO_BOUND)
+    found = evidence.plan_before(sites.kind, sites.rows, bound, plans)
+    return Sites(sites.kind, sites.rows, sites.q_rows, found, sites.pads)
 
 
 def rows_after_pad(evidence: Evidence, pads: Int64Array) -> Int64Array:
@@ -145,6 +181,15 @@ def forward_of(evidence: Evidence, kind: str, rows: Int64Array) -> Int64Array:
     return np.where(unknown, NO_ROW, index)
 
 
+def pads_of_forwards(evidence: Evidence) -> Int64Array:
+    """Row of the pad of each forward, -1 where there was none."""
+    pads = evidence.top_pads
+    forwards = forward_of(evidence, "pad", pads)
+    found = np.full(evidence.count("forward"), NO_ROW, dtype=np.int64)
+    found[forwards[forwards >= 0]] = pads[forwards >= 0]
+    return found
+
+
 def modes_of(evidence: Evidence, sites: Sites) -> Int64Array:
     """Forward mode (string id) at each site: of the plan, else of the pad, else of the forward."""
     modes = evidence.snapshot("plan", "entry", "forward_mode", sites.plans)
@@ -170,10 +215,24 @@ def real_rows(evidence: Evidence, pads: Int64Array) -> Int64Array:
     requests = evidence.snapshot("pad", "entry", "batch_size", pads)
     width = evidence.snapshot("pad", "entry", "spec_info.num_tokens_per_req", pads)
     single = evidence.is_text(mode, "DECODE", "IDLE") & present(requests)
+    branches = np.where(single, requests, 0) * branches_of(evidence, "pad", pads)
     wide = evidence.is_text(mode, "TARGET_VERIFY", "DRAFT_EXTEND_V2")
     wide &= present(requests) & present(width)
     scaled = np.where(wide, requests, 0) * np.where(wide, width, 0)
-    return np.where(single, requests, np.where(wide, scaled, tokens))
+    return np.where(single, branches, np.where(wide, scaled, tokens))
+
+
+def branches_of(evidence: Evidence, kind: str, rows: Int64Array) -> Int64Array:
+    """Rows of each request in a decode at these events: the top-k of a draft worker, else 1."""
+    processes = evidence.at(kind, "process", rows)
+    workers = evidence.at(kind, "worker", rows)
+    branches = np.ones(rows.shape, dtype=np.int64)
+    for process in range(evidence.count("process")):
+        facts = evidence.facts(process).workers.get("draft")
+        if facts is not None and facts.topk is not None and facts.topk > 1:
+            own = (processes == process) & (workers == evidence.text_id("draft"))
+            branches[own] = facts.topk
+    return branches
 
 
 PLANNED = {1: "before the pad", 0: "after the pad"}

@@ -1,4 +1,4 @@
-"""PT801 to PT803: plans and lists that outlive the batch they were made for (kind T8)."""
+"""PT801 to PT804: plans and lists that outlive the batch they were made for (kind T8)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from padtrace.contracts.evidence import NO_ROW, Evidence, present
 from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 
+ONE_STEP = "no draft of several steps was padded"
+LATER_COUNTS = "tokens of the group in a later draft step"
 OWNED = ("extend_seq_lens_cpu", "extend_prefix_lens_cpu", "extend_logprob_start_lens_cpu")
 
 
@@ -109,6 +111,53 @@ def own_sentence(evidence: Evidence, finding: Finding) -> str:
     )
 
 
+def left_over(evidence: Evidence) -> Evaluation:
+    """A later step of a draft starts from the counts the first one started from."""
+    result = Evaluation()
+    place = pad_place(evidence)
+    steps = evidence.column("pad", "draft_step")[place.rows]
+    later = place.select(present(steps) & (steps > 0))
+    first = place.rows[steps == 0]
+    if not later.rows.size:
+        result.skip(ONE_STEP, max(place.rows.size, 1))
+        return result
+    names = ("process", "batch", "worker")
+    order = evidence.column("pad", "enter_seq")
+    index = evidence.last_before(
+        (evidence.keys("pad", first, *names), order[first]),
+        (evidence.keys("pad", later.rows, *names), order[later.rows]),
+    )
+    before = np.where(index >= 0, first[np.maximum(index, 0)], NO_ROW) if first.size else index
+    name = "global_num_tokens_cpu"
+    raw = evidence.snapshot("pad", "entry", name, before)
+    padded = evidence.snapshot("pad", "exit", name, before)
+    met = evidence.snapshot("pad", "entry", name, later.rows)
+    # A plan of this very step, made between the first pad and its own.
+    plans, planned = evidence.split_plans, evidence.column("plan", "enter_seq")
+    own = evidence.last_before(
+        (evidence.keys("plan", plans, *names, "draft_step"), planned[plans]),
+        (evidence.keys("pad", later.rows, *names, "draft_step"), order[later.rows]),
+    )
+    plans = np.where(own >= 0, plans[np.maximum(own, 0)], NO_ROW) if plans.size else own
+    again = evidence.at("plan", "enter_seq", plans) > evidence.at("pad", "enter_seq", before)
+    hold(
+        evidence, result, later,
+        Side("tokens of the group in the first step", evidence.vector_sums(raw)),
+        Side(LATER_COUNTS, evidence.vector_sums(met)),
+        broken=(met == padded) & (met != raw),
+        harmless=~((plans >= 0) & again),
+        outcome="the step is planned on counts that are padded already, and hides the first one",
+    )  # fmt: skip
+    return result
+
+
+def left_over_sentence(evidence: Evidence, finding: Finding) -> str:
+    return (
+        f"draft step {finding.draft_step} starts from {finding.right.value} tokens in the group, "
+        f"the first step from {finding.left.value}: padded counts were left in the batch"
+    )
+
+
 CONTRACTS = (
     Contract(
         "PT801",
@@ -137,6 +186,20 @@ looks at the last step only sees nothing wrong.
 """,
         alike_steps,
         alike_sentence,
+    ),
+    Contract(
+        "PT804",
+        "counts taken back between steps",
+        ("T8",),
+        "a later step of a draft starts from the same per-rank counts as the first",
+        Severity.SUSPECT,
+        """
+The pad writes padded counts into the batch and the unpad leaves them there, in all releases looked
+at. Padding padded counts changes nothing, so this is harmless where all steps were planned before
+the first pad, as the multi-step backends do. A step planned afterwards is planned for padding.
+""",
+        left_over,
+        left_over_sentence,
     ),
     Contract(
         "PT803",

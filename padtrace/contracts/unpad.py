@@ -44,6 +44,7 @@ def restored(evidence: Evidence) -> Evaluation:
         hold(
             evidence, result, place,
             Side(f"{name} before the pad", before), Side(f"{name} after the unpad", after),
+            from_none=evidence.is_none(before) & present(after),
             outcome="whoever reads the batch after the forward sees padding as requests or tokens",
         )  # fmt: skip
     before = evidence.snapshot("pad", "entry", "forward_mode", _pads(place))
@@ -51,6 +52,7 @@ def restored(evidence: Evidence) -> Evaluation:
     hold(
         evidence, result, place,
         Side("forward_mode before the pad", before), Side("forward_mode after the unpad", after),
+        texts=evidence.recording.strings,
         outcome="the batch keeps the mode it was relabelled to",
     )  # fmt: skip
     return result
@@ -60,9 +62,15 @@ def restored_sentence(evidence: Evidence, finding: Finding) -> str:
     name = finding.left.name.removesuffix(" before the pad")
     left, right = finding.left.value, finding.right.value
     if name == "forward_mode":
-        modes = [evidence.text(value) for value in (left, right) if value is not None]
-        return f"forward_mode is {modes[-1]} after the unpad and was {modes[0]} before the pad"
+        before, after = finding.left.text, finding.right.text
+        return f"forward_mode is {after} after the unpad and was {before} before the pad"
     field = name.removesuffix(".rows")
+    if left is None:
+        what = f"{right} rows" if name.endswith(".rows") else f"{right}"
+        return (
+            f"{field} is {what} after the unpad of {wording.who(finding)} and was None before the "
+            "pad: it is not taken back"
+        )
     return (
         f"{field} has {right} rows after the unpad of {wording.who(finding)} and had {left} "
         "before the pad: it is not restored"
@@ -177,8 +185,9 @@ CONTRACTS = (
         """
 `post_forward_mlp_sync_batch` takes the pad back, but not from every field. out_cache_loc is kept
 aside only after it was padded, so restoring it changes nothing, in all releases looked at.
-input_ids, lora_ids and the counts stay padded too. Which fields stay padded without harm, by mode
-and release, is declared in `tolerances.json`; another one is a finding.
+input_ids, lora_ids and the counts stay padded too. A field that was None before the pad must be
+None again. Which fields stay padded without harm, by mode and release, is declared in
+`tolerances.json`; another one is a finding.
 """,
         restored,
         restored_sentence,

@@ -44,12 +44,19 @@ def pad_made(evidence: Evidence, finding: Finding) -> str:
     """`made q 8 rows`, or `left q at 6 rows` where the pad changed nothing."""
     padded = snapshot_number(evidence, "pad", "exit", "input_ids.rows", finding.pad_row)
     if padded != finding.left.value:
-        return f"made {padded} rows, of which q has this rank's {finding.left.value}"
+        whose = "this rank's " if sharded(evidence, finding) else ""
+        return f"made {padded} rows, of which q has {whose}{finding.left.value}"
     before = snapshot_number(evidence, "pad", "entry", "input_ids.rows", finding.pad_row)
     after = finding.left.value
     if before == after:
         return f"left q at {after} rows"
     return f"made q {after} rows"
+
+
+def sharded(evidence: Evidence, finding: Finding) -> bool:
+    """Whether each rank has a part of the rows: under context parallelism only."""
+    size = number(evidence, "process", "attn_cp_size", finding.process)
+    return (size or evidence.facts(finding.process).parallel.attn_cp_size) > 1
 
 
 def rows(count: int | None) -> str:

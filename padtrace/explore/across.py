@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from padtrace.contracts.engine import CLEAN, DIVERGENT, NOTHING_OBSERVED
+from padtrace.contracts.engine import CLEAN, DIVERGENT, INCOMPLETE, NOTHING_OBSERVED
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.contracts.known import KnownReports
 from padtrace.contracts.model import Finding
@@ -82,7 +82,8 @@ class Across:
     Attributes:
         shown: the forward that the table is about: the first that is wrong on some release, else
             the first whose rows differ, else the first of all; None where nothing was padded.
-        verdict: divergent where any release is, clean where none is and one could be judged.
+        verdict: divergent where any release is, clean where all are, incomplete where some are
+            and others could not be judged or run.
     """
 
     recorded: Recording
@@ -122,7 +123,7 @@ class Across:
         found: dict[tuple[str, str, str], list[tuple[str, Finding]]] = {}
         for entry in self.ran:
             assert entry.outcome is not None
-            for group in entry.outcome.report.groups:
+            for group in entry.outcome.deciding.groups:
                 first = group.first
                 key = (first.contract, first.right.name, first.sign)
                 listed = found.setdefault(key, [])
@@ -168,6 +169,7 @@ def across(
             known=known,
             strict=strict,
             progress=say,
+            reproduce=False,
         )
 
     ordered = sorted(dict.fromkeys(releases), key=release_key)
@@ -262,7 +264,7 @@ def _shown(results: Sequence[OnRelease]) -> Key | None:
     ran = [entry for entry in results if entry.outcome]
     for entry in ran:
         assert entry.outcome is not None
-        for group in entry.outcome.report.groups:
+        for group in entry.outcome.deciding.groups:
             first = group.first
             for key in entry.forwards:
                 step = first.draft_step if first.draft_step is not None else key[2]
@@ -277,10 +279,11 @@ def _shown(results: Sequence[OnRelease]) -> Key | None:
 
 def _verdict(results: Sequence[OnRelease]) -> str:
     verdicts = {entry.verdict for entry in results}
-    for verdict in (DIVERGENT, CLEAN):
-        if verdict in verdicts:
-            return verdict
-    return NOTHING_OBSERVED
+    if DIVERGENT in verdicts:
+        return DIVERGENT
+    if verdicts == {CLEAN}:
+        return CLEAN
+    return INCOMPLETE if verdicts & {CLEAN, INCOMPLETE} else NOTHING_OBSERVED
 
 
 def _silent(done: int, total: int, text: str) -> None:

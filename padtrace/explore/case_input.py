@@ -8,7 +8,7 @@ cannot ask for a batch of a billion requests.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from padtrace.errors import UsageError
@@ -18,6 +18,8 @@ SPEC_KINDS = ("verify", "draft", "draft_extend")
 CP_MODES = ("in-seq-split", "round-robin-split")
 GRAPH_RUNNERS = ("decode", "eagle_draft", "eagle_draft_extend")
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "FROZEN_KV_MTP")
+
+DEVICES = ("cpu", "sm90", "sm100", "hip")
 
 MAX_RANKS = 1024
 MAX_REQUESTS = 65_536
@@ -31,7 +33,7 @@ _KEYS = (
     *("dp_rank", "cp_v2", "cp_mode", "is_extend_in_batch", "extend_lens", "prefix_lens"),
     *("seq_lens", "hidden_states", "logits_hidden", "steps", "draft_worker", "draft_raw"),
     *("draft_token_num", "logprob_width", "graph", "prefill_graph_bs", "can_run_prefill_graph"),
-    *("custom_ar_max", "no_dsa"),
+    *("custom_ar_max", "no_dsa", "topk", "mlp_sync", "device"),
 )
 
 _MODE_OF_SPEC = {
@@ -61,6 +63,10 @@ class CaseInput:
         draft_raw: the same for a draft worker that has counts of its own; None otherwise.
         hidden_states, logits_hidden: False where the tensor is None.
         dsa: False where only the pad function of the DSA backend is run, without a backend.
+        topk: branches of a draft: a draft decode has that many rows per request.
+        mlp_sync: False where nothing is synchronised, and so nothing is padded.
+        step: the step it is one rank of; None for a step of its own.
+        device: what SGLang is shown; None where the case leaves it to the replay.
     """
 
     case_id: str
@@ -91,6 +97,10 @@ class CaseInput:
     can_run_prefill_graph: bool
     custom_ar_max: int | None
     dsa: bool
+    topk: int
+    mlp_sync: bool
+    device: str | None
+    step: int | None = None
 
     @property
     def batch_size(self) -> int:
@@ -98,6 +108,11 @@ class CaseInput:
         if self.forward_mode == "IDLE":
             return 0
         return self.requests[self.dp_rank] if len(self.requests) > 1 else self.requests[0]
+
+    @property
+    def rows_per_request(self) -> int:
+        """What SGLang calls num_tokens_per_req: the branches of a draft step, else the width."""
+        return self.topk if self.forward_mode == "DECODE" and self.topk > 1 else self.width
 
     @property
     def worker(self) -> str:
@@ -137,7 +152,7 @@ def case_error(name: str, why: str) -> UsageError:
 
 
 def read_case(raw: Any, position: int) -> CaseInput:
-    """One case, from `{"id": ..., "input": {...}}` or from a bare input.
+    """One case, from `{"id": ..., "step": ..., "input": {...}}` or from a bare input.
 
     Raises:
         UsageError: with the key that is wrong.
@@ -145,7 +160,9 @@ def read_case(raw: Any, position: int) -> CaseInput:
     name = f"case {position}"
     if not isinstance(raw, dict):
         raise case_error(name, f"it is a {type(raw).__name__}, not an object")
+    step = None
     if "input" in raw:
+        step = _step(raw.get("step"), name)
         case_id = raw.get("id", name)
         if not isinstance(case_id, str) or len(case_id) > 200:
             raise case_error(name, "key 'id' must be a short text")
@@ -154,7 +171,14 @@ def read_case(raw: Any, position: int) -> CaseInput:
             raise case_error(name, "key 'input' must be an object")
     else:
         case_id = name
-    return _read_input(raw, case_id, name)
+    return replace(_read_input(raw, case_id, name), step=step)
+
+
+def _step(stated: Any, name: str) -> int | None:
+    try:
+        return _optional(_integer(1, MAX_CASES))(stated)
+    except ValueError as error:
+        raise case_error(name, f"key 'step' {error}") from None
 
 
 def _read_input(raw: dict[str, Any], case_id: str, name: str) -> CaseInput:
@@ -197,6 +221,9 @@ def _read_input(raw: dict[str, Any], case_id: str, name: str) -> CaseInput:
         can_run_prefill_graph=keys.take("can_run_prefill_graph", False, _boolean),
         custom_ar_max=keys.take("custom_ar_max", None, _optional(_integer(0, 1 << 40))),
         dsa=not keys.take("no_dsa", False, _boolean),
+        topk=keys.take("topk", 1, _integer(1, MAX_WIDTH)),
+        mlp_sync=keys.take("mlp_sync", True, _boolean),
+        device=keys.take("device", None, _optional(_one_of(DEVICES))),
     )
     keys.finish()
     _check_together(case, name)
@@ -227,6 +254,12 @@ def _check_together(case: CaseInput, name: str) -> None:
         raise case_error(name, f"key 'spec' is {case.spec!r}, which {case.forward_mode} never has")
     if case.forward_mode != "IDLE" and case.batch_size == 0:
         raise case_error(name, "key 'bs' gives the rank under test no request, and it is not IDLE")
+    if case.topk > 1 and case.spec is None:
+        raise case_error(name, "key 'topk' belongs to speculative decoding")
+    if case.topk > 1 and case.forward_mode == "DECODE" and case.width not in (1, case.topk):
+        raise case_error(name, "keys 'topk' and 'width' state different rows per draft request")
+    if not case.mlp_sync and case.attn_dp > 1:
+        raise case_error(name, "key 'mlp_sync' is false, but DP attention always synchronises")
     if case.draft_raw is not None and len(case.draft_raw) != len(case.raw_counts):
         raise case_error(name, "key 'draft_raw' and key 'raw_counts' have different lengths")
     _check_lengths(case, name)
@@ -245,11 +278,10 @@ def _check_lengths(case: CaseInput, name: str) -> None:
             raise case_error(name, f"key {key!r} has {len(values)} entries for {wanted} requests")
     if case.forward_mode == "EXTEND" and case.seq_lens:
         raise case_error(name, "key 'seq_lens' follows from extend_lens and prefix_lens here")
-    tokens = max((wanted * case.width, sum(case.extend_lens), *case.raw_counts))
-    if tokens * case.width > MAX_TOKENS:
-        raise case_error(
-            name, f"it asks for {tokens * case.width} token rows; at most {MAX_TOKENS}"
-        )
+    width = max(case.width, case.topk)
+    tokens = max((wanted * width, sum(case.extend_lens), *case.raw_counts))
+    if tokens * width > MAX_TOKENS:
+        raise case_error(name, f"it asks for {tokens * width} token rows; at most {MAX_TOKENS}")
 
 
 def _graph(raw: Any) -> GraphInput:

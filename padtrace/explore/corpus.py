@@ -181,7 +181,8 @@ def _on(corpus: Corpus, release: str, progress: Progress) -> list[Judged]:
 def recording_of(case: Case) -> Recording:
     """The recording of a case before anything was padded."""
     given = case.input if isinstance(case.input, list) else [case.input]
-    made = make([{"id": case.id, "input": one} for one in given], case.plan)
+    # Several inputs are ranks of one step.
+    made = make([{"id": case.id, "step": 1, "input": one} for one in given], case.plan)
     for facts in made.facts:
         facts.update(case.facts)
     return made

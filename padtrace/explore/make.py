@@ -7,6 +7,7 @@ is what a replay fills in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -54,13 +55,33 @@ _NONE_FIELDS = (
     "tbo_split_seq_index",
 )
 
+# What a batch lacks whose counts were never exchanged.
+_SYNCED_FIELDS = (
+    "global_num_tokens_cpu",
+    "original_global_num_tokens_cpu",
+    "global_num_tokens_for_logprob_cpu",
+    "global_num_tokens_gpu.rows",
+    "dp_padding_mode",
+    "global_dp_buffer_len",
+)
+
+_DEVICES: dict[str, dict[str, Any]] = {
+    "cpu": {"type": "cpu"},
+    "sm90": {"type": "cuda", "capability": [9, 0]},
+    "sm100": {"type": "cuda", "capability": [10, 0]},
+    "hip": {"type": "hip"},
+}
+# As a replay shows it for a case that names none.
+_ASSUMED_DEVICE = "cpu"
+
 
 def make(cases: Any, plan: Plan = "auto") -> Recording:
     """A recording from one case, a list of cases, or an object with `"cases"`.
 
     Args:
         cases: `{"id": ..., "input": {...}}`, a bare input, a list of these, or
-            `{"cases": [...]}`; the keys of an input are those of `CaseInput`'s source.
+            `{"cases": [...]}`; the keys of an input are those of `CaseInput`'s source. `"step": n`
+            beside "input" makes cases with the same n ranks of one step.
         plan: whether attention metadata is planned before or after the pad; "auto" takes the
             side that SGLang's eager path takes for the mode.
 
@@ -72,6 +93,7 @@ def make(cases: Any, plan: Plan = "auto") -> Recording:
             f"cannot plan {plan!r}", "a plan is made before or after the pad", "use --plan auto"
         )
     parsed = [read_case(raw, position) for position, raw in enumerate(_as_list(cases))]
+    steps = _steps(parsed)
     builder = RecordingBuilder(
         {"source": "made", "tier": "shape", "sglang": None, "notes": [], "plan": plan}
     )
@@ -86,8 +108,15 @@ def make(cases: Any, plan: Plan = "auto") -> Recording:
     for process in grouped.values():
         row = builder.add_process(process.columns(), process.facts(plan))
         for case in process.cases:
-            _Events(builder, row, process, case, plan).write()
+            _Events(builder, row, process, case, steps[id(case)], plan).write()
     return builder.finish({"hooks": {}, "blind": {}})
+
+
+def _steps(cases: Sequence[CaseInput]) -> dict[int, int]:
+    """Step number by the identity of a case: one each, unless it is stated."""
+    stated = {case.step for case in cases}
+    free = (number for number in itertools.count(1) if number not in stated)
+    return {id(case): next(free) if case.step is None else case.step for case in cases}
 
 
 def _as_list(cases: Any) -> Sequence[Any]:
@@ -110,6 +139,7 @@ def _topology(case: CaseInput) -> tuple[Any, ...]:
     return (
         *(case.attn_tp, case.attn_cp, case.attn_dp, case.dp_rank, case.cp_v2, case.cp_mode),
         *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, graph, case.dsa),
+        *(case.topk, case.mlp_sync, case.device),
     )
 
 
@@ -159,15 +189,19 @@ class _Process:
             "decode_graph_bs": CAPTURED_BS if case.graph else [],
             "prefill_graph_bs": list(case.prefill_graph_bs),
             "speculative_num_draft_tokens": case.draft_token_num,
+            "topk": case.topk if case.spec else None,
         }
+        device = {} if case.device is None else {"device": case.device}
         return {
             "parallel": {name: columns[name] for name in sizes + ranks},
             "environment": {"SGLANG_ENABLE_CP_V2": "1"} if case.cp_v2 else {},
             "server_args": _server_args(case),
             "workers": {"target": worker, "draft": dict(worker)},
             "custom_all_reduce_max_bytes": case.custom_ar_max,
+            "device": dict(_DEVICES[case.device or _ASSUMED_DEVICE]),
             "case": {
                 "plan": plan,
+                **device,
                 "cases": [
                     {"id": member.case_id, "batch": batch}
                     for batch, member in enumerate(self.cases)
@@ -188,6 +222,7 @@ def _server_args(case: CaseInput) -> dict[str, Any]:
         "dsa_decode_backend": "flashmla_kv",
         "speculative_algorithm": None if algorithm == "NONE" else algorithm,
         "speculative_num_draft_tokens": case.draft_token_num,
+        "speculative_eagle_topk": case.topk if case.spec else None,
     }
 
 
@@ -200,6 +235,7 @@ class _Events:
         row: int,
         process: _Process,
         case: CaseInput,
+        step: int,
         plan: Plan,
     ) -> None:
         self.builder = builder
@@ -211,8 +247,8 @@ class _Events:
             "process": row,
             "worker": case.worker,
             "batch": process.batches,
-            "step": process.batches + 1,
-            "step_source": "sync",
+            "step": step,
+            "step_source": "sync" if case.mlp_sync else "round",
             "phase": "serve",
         }
         process.batches += 1
@@ -234,12 +270,14 @@ class _Events:
         self.process.forwards += 1
         enter = self._next()
         self.common["parent"] = enter
-        self._add("pad", {"function": "prepare_mlp_sync_batch"})
+        if self.case.mlp_sync:
+            self._add("pad", {"function": "prepare_mlp_sync_batch"})
         if not self.plan_first:
             self._plan()
         self._add("launch", {"function": "flash_mla_with_kvcache", "count": 1})
-        hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
-        self._add("unpad", {"hidden_states_before.rows": hidden})
+        if self.case.mlp_sync:
+            hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
+            self._add("unpad", {"hidden_states_before.rows": hidden})
         self.common["parent"] = Absent.NOT_OBSERVED
         values: dict[str, Value] = {"forward_mode": self.case.forward_mode, "can_run_graph": 0}
         self._add("forward", values, enter=enter)
@@ -260,7 +298,7 @@ class _Events:
             "runner": runner,
             "algorithm": self.case.graph.algorithm,
             "raw_bs": self.case.batch_size,
-            "num_tokens_per_bs": self.case.width,
+            "num_tokens_per_bs": self.case.rows_per_request,
             "captured_bs": list(CAPTURED_BS),
             "max_bs": max(CAPTURED_BS),
         }
@@ -269,6 +307,12 @@ class _Events:
 
     def _batch(self) -> None:
         enter = self._next()
+        if self.case.mlp_sync:
+            self._sync(enter)
+        exit_snapshot = snapshot_before_padding(self.case)
+        self._add("batch", {"function": "made", "exit": exit_snapshot}, enter=enter)
+
+    def _sync(self, enter: int) -> None:
         counts = list(self.case.raw_counts)
         draft = self.case.draft_raw
         self._add(
@@ -281,8 +325,6 @@ class _Events:
                 "parent": enter,
             },
         )
-        exit_snapshot = snapshot_before_padding(self.case)
-        self._add("batch", {"function": "made", "exit": exit_snapshot}, enter=enter)
 
     def _add(self, kind: str, values: Mapping[str, Value], enter: int | None = None) -> None:
         entered = self._next() if enter is None else enter
@@ -318,6 +360,7 @@ def snapshot_before_padding(case: CaseInput) -> Snapshot:
         "is_extend_in_batch": int(case.is_extend_in_batch),
         "can_run_dp_cuda_graph": 1,
         "can_run_dp_breakable_cuda_graph": int(case.can_run_prefill_graph),
+        **({} if case.mlp_sync else dict.fromkeys(_SYNCED_FIELDS)),
         **_extend_fields(case, seq_lens),
         **_spec_fields(case, tokens),
     }
@@ -328,7 +371,7 @@ def _token_rows(case: CaseInput) -> int:
         return sum(case.extend_lens)
     if case.forward_mode in ("TARGET_VERIFY", "DRAFT_EXTEND_V2"):
         return case.batch_size * case.width
-    return case.batch_size
+    return case.batch_size * (case.topk if case.forward_mode == "DECODE" else 1)
 
 
 def _seq_lens(case: CaseInput) -> list[int]:
@@ -364,14 +407,14 @@ def _spec_fields(case: CaseInput, tokens: int) -> Snapshot:
     hidden = tokens if case.hidden_states else None
     fields: Snapshot = {
         "spec_info": _SPEC_CLASSES[case.spec],
-        "spec_info.num_tokens_per_req": case.width,
+        "spec_info.num_tokens_per_req": case.rows_per_request,
         "spec_info.draft_probs.rows": None,
         "spec_info.positions.rows": None,
     }
     if case.spec == "verify":
         fields["spec_info.draft_token_num"] = case.draft_token_num
         return fields
-    logprob = case.logprob_width if case.logprob_width is not None else case.width
+    logprob = case.logprob_width if case.logprob_width is not None else case.rows_per_request
     fields["spec_info.num_tokens_for_logprob_per_req"] = logprob
     fields["spec_info.hidden_states.rows"] = hidden
     if case.spec == "draft":

@@ -23,6 +23,7 @@ class About(msgspec.Struct, kw_only=True):
         tier: shape, meta or full: what values of tensors the file may hold.
         sglang: the release that made the rows.
         sglang_source: where a replay took that release from.
+        sglang_name: what a copy or a checkout is called: its path and git description.
         producer: the padtrace that wrote the file.
         created_ns, started_ns: when it was sealed, and when recording began; ns since the epoch.
         run: name of the recorded run.
@@ -40,6 +41,7 @@ class About(msgspec.Struct, kw_only=True):
     tier: str = UNKNOWN
     sglang: str | None = None
     sglang_source: str | None = None
+    sglang_name: str | None = None
     release: str | None = None
     producer: str | None = None
     created_ns: int | None = None

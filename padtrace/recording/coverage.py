@@ -87,12 +87,60 @@ class Replay(msgspec.Struct, kw_only=True):
     kernel: Kernel = msgspec.field(default_factory=Kernel)
 
 
+class DrivenDifference(msgspec.Struct, kw_only=True):
+    """One value that a driven event has otherwise than the recorded one; values as text."""
+
+    column: str
+    recorded: str | None = None
+    driven: str | None = None
+    process: int | None = None
+    enter_seq: int | None = None
+
+
+class Compared(msgspec.Struct, kw_only=True):
+    """What holding the driven events against the recorded ones gave.
+
+    Attributes:
+        differences: the first of them.
+        not_compared: values that were not, by reason.
+    """
+
+    events: int = 0
+    values: int = 0
+    different: int = 0
+    differences: list[DrivenDifference] = []
+    not_compared: dict[str, int] = {}
+
+
+class ShownDevice(msgspec.Struct, kw_only=True):
+    """Which device SGLang was shown, and the assumption behind it."""
+
+    shown: str | None = None
+    assumed: str | None = None
+
+
+class Driven(msgspec.Struct, kw_only=True):
+    """What of a replay SGLang's own driver ran.
+
+    Attributes:
+        driven: forwards.
+        not_driven: forwards that it did not run, by reason.
+        compared: None where nothing was compared.
+    """
+
+    driven: int = 0
+    not_driven: dict[str, int] = {}
+    compared: Compared | None = None
+    device: ShownDevice = msgspec.field(default_factory=ShownDevice)
+
+
 class Coverage(msgspec.Struct, kw_only=True):
-    """See the module. `replay` is None where the file is no replay's."""
+    """See the module. `replay` and `driven` are None where the file is no replay's."""
 
     hooks: dict[str, Hook] = {}
     blind: Blind = msgspec.field(default_factory=Blind)
     replay: Replay | None = None
+    driven: Driven | None = None
 
 
 def view(coverage: dict[str, Any]) -> Coverage:

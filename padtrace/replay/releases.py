@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from padtrace.errors import EnvironmentMissingError, UsageError
 from padtrace.replay import environments, wheels
 from padtrace.replay.places import cache_folder, release_folders
@@ -221,6 +223,9 @@ def _root_of(path: Path) -> Path:
     )
 
 
-def _sort_key(version: str) -> tuple[tuple[int, str], ...]:
-    parts = re.findall(r"\d+|[a-z]+", version)
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+def _sort_key(version: str) -> tuple[bool, Version, str]:
+    """Versions in their order; a folder that is named otherwise comes last."""
+    try:
+        return (False, Version(version), version)
+    except InvalidVersion:
+        return (True, Version("0"), version)

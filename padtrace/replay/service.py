@@ -22,6 +22,7 @@ from padtrace.recording.model import Recording
 from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import content_digest, to_bytes
 from padtrace.replay import (
+    checkouts,
     environments,
     fingerprints,
     protocol,
@@ -177,6 +178,8 @@ def replay(
         worker = worker_for(sglang, recorded, tell)
     fingerprints.restate(replayed, worker.release.root)
     replayed.about["sglang_source"] = worker.release.source
+    if worker.release.source == "checkout" and worker.release.root is not None:
+        replayed.about["sglang_name"] = checkouts.name(worker.release.name, worker.release.root)
     return replayed
 
 

@@ -56,7 +56,9 @@ def headline(result: Across) -> str:
     if bad is None:
         changed = sorted({change.after for change in result.changes if _rows_changed(change)})
         told = f"; rows change at {', '.join(changed)}" if changed else ""
-        return f"no divergence on {plural(len(ran), 'release')}{told}"
+        unjudged = [entry.release for entry in result.releases if entry.verdict != "clean"]
+        open_ones = f"; not all judged on {', '.join(unjudged)}" if unjudged else ""
+        return f"no divergence on {plural(len(ran), 'release')}{told}{open_ones}"
     if all(entry.verdict == "divergent" for entry in ran):
         return f"divergent on every release run: {', '.join(entry.release for entry in ran)}"
     parts = [f"first bad {bad}" + (f" (last good before it {before})" if before else "")]
@@ -72,13 +74,17 @@ def verdict_line(result: Across) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
 
 
-def as_json(result: Across, path: str) -> dict[str, Any]:
+def as_json(result: Across, path: str, *, allow_unjudged: bool = False) -> dict[str, Any]:
     """The findings object of the newest release run, with every release under "releases"."""
     newest = result.ran[-1].outcome
     assert newest is not None
     return {
         **json_output.findings_object(
-            newest.replayed, newest.report, path=path, verdict=result.verdict
+            newest.replayed,
+            newest.deciding,
+            path=path,
+            verdict=result.verdict,
+            allow_unjudged=allow_unjudged,
         ),
         "first_bad": result.first_bad,
         "first_good": result.first_good,
@@ -101,7 +107,7 @@ def _release_json(entry: OnRelease, path: str) -> dict[str, Any]:
         return {"release": entry.release, "verdict": entry.verdict, "error": reason}
     found = json_output.findings_object(
         entry.outcome.replayed,
-        entry.outcome.report,
+        entry.outcome.deciding,
         path=path,
         differences=entry.outcome.differences,
         compared_with=entry.outcome.recorded,
@@ -142,7 +148,7 @@ def _cells(entry: OnRelease, rows: Rows | None, before: Rows | None) -> list[str
     verdict = plain(entry.verdict, style=_STYLES.get(entry.verdict, "yellow"))
     if entry.outcome is None:
         return [entry.release, verdict]
-    groups = entry.outcome.report.groups
+    groups = entry.outcome.deciding.groups
     ids = ", ".join(dict.fromkeys(group.first.contract for group in groups))
     if rows is None:
         return [entry.release, verdict, "-", "-", "-", "-", ids]

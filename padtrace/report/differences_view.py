@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 
 from padtrace.explore.differences import Difference, Differences
+from padtrace.recording.fingerprint_match import differing_fingerprints
 from padtrace.recording.model import Recording, json_value
-from padtrace.report.summary import differing_fingerprints
 from padtrace.report.words import plain, plural
 
 MAX_FIELDS = 20

@@ -23,9 +23,10 @@ with 1 under `--strict`.
 Some differences are on the path of every healthy server, for instance a page table shorter than q
 where uneven ranks are padded, or `out_cache_loc` that no release restores after a forward. Which of
 them a backend puts up with, in which mode and release, is declared in
-`padtrace/contracts/tolerances.json`, each with its reason and source. They are told under "declared
-harmless" and in `--json` under `tolerated`, and are no findings; `--strict` makes them suspects
-that count.
+`padtrace/contracts/tolerances.json`, each with its reason, its source and its conditions: backend,
+mode, worker, device, release, fused top-k. What is not known fulfils no condition. They are told
+under "declared harmless" and in `--json` under `tolerated`, and are no findings; `--strict` makes
+them suspects that count.
 
 This page is generated from the code: `make docs`.
 """

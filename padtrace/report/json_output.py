@@ -13,8 +13,9 @@ import msgspec
 from padtrace.contracts.model import Group, Report
 from padtrace.one_line import safe_json
 from padtrace.recording import about
+from padtrace.recording.fingerprint_match import compare_fingerprints
 from padtrace.recording.model import Recording
-from padtrace.report import summary
+from padtrace.report import summary, verdicts
 
 if TYPE_CHECKING:
     from padtrace.explore.differences import Differences
@@ -30,6 +31,7 @@ def findings_object(
     differences: Differences | None = None,
     compared_with: Recording | None = None,
     verdict: str | None = None,
+    allow_unjudged: bool = False,
 ) -> dict[str, Any]:
     """Verdict, coverage, findings and differences as one object.
 
@@ -37,10 +39,12 @@ def findings_object(
         recording: the recording that was checked.
         compared_with: where it was compared with another one (what a replay was made from).
         verdict: where it is not the report's own.
+        allow_unjudged: whether forwards that nobody judged count against the exit code.
     """
+    verdict = verdict or report.verdict
     return {
         "format": FORMAT,
-        "verdict": verdict or report.verdict,
+        "verdict": verdict,
         "recording": _recording(recording, path),
         "sglang": _sglang(recording, compared_with),
         "coverage": _coverage(recording, report),
@@ -48,6 +52,8 @@ def findings_object(
         "findings_cut": report.cut,
         "groups": [_group(group) for group in report.groups],
         "tolerated": [_group(group) for group in report.tolerated],
+        "notes": report.notes,
+        "exit_code": verdicts.exit_code(verdict, allow_unjudged=allow_unjudged),
         "differences": [] if differences is None else differences.as_json(),
         **({} if differences is None else {"comparison": differences.totals()}),
     }
@@ -97,7 +103,7 @@ def _sglang(recording: Recording, compared_with: Recording | None) -> dict[str, 
     return {
         "version": named[0] if len(named) == 1 else (named or None),
         "source": about.view(recording.about).sglang_source,
-        "fingerprints": summary.compare_fingerprints(recording, compared_with),
+        "fingerprints": compare_fingerprints(recording, compared_with),
     }
 
 
@@ -112,6 +118,7 @@ def _coverage(recording: Recording, report: Report) -> dict[str, Any]:
         "blind": coverage.get("blind", {}),
         "replay": coverage.get("replay", {}),
         "contracts": contracts,
+        "forwards": report.forwards.as_json(),
     }
 
 

@@ -91,6 +91,6 @@ class RecordView:
 def _diagnosis(path: Path) -> str:
     from padtrace.contracts.engine import check
     from padtrace.recording.reader import read
-    from padtrace.report.terminal import diagnosis
+    from padtrace.report import verdicts
 
-    return diagnosis(check(read(path)))
+    return verdicts.of_report(check(read(path))).headline

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.padding import Padding
 
-from padtrace.contracts.engine import NOTHING_OBSERVED, check
+from padtrace.contracts.engine import DIVERGENT, check
 from padtrace.contracts.known import KnownReports
+from padtrace.contracts.model import Report
 from padtrace.recording import coverage
+from padtrace.recording.fingerprint_match import compare_fingerprints, differing_fingerprints
 from padtrace.recording.model import Recording
-from padtrace.report import terminal, words
-from padtrace.report.summary import compare_fingerprints, differing_fingerprints, releases
+from padtrace.report import terminal, verdicts, words
+from padtrace.report.summary import releases
 from padtrace.report.words import plain
 
 if TYPE_CHECKING:
@@ -31,17 +33,12 @@ class ReplayView:
         self.out = out
         self.quiet = quiet
 
-    def before(self, recording: Recording, known: KnownReports, path: str) -> None:
+    def before(self, recording: Recording, known: KnownReports) -> None:
         """The first line, from the recorded events alone, while SGLang still loads."""
         if self.quiet:
             return
         report = check(recording, {"PT101"}, known=known)
-        if report.verdict == NOTHING_OBSERVED:
-            count = words.plural(recording.rows("forward"), "forward")
-            text = f"recorded: {path} holds {count}, and no result that PT101 could judge"
-        else:
-            text = f"recorded: {terminal.diagnosis(report)}"
-        self.out.print(plain(text, style="bold"))
+        self.out.print(plain(f"recorded: {_recorded(report)}", style="bold"))
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -56,25 +53,36 @@ class ReplayView:
 
             yield tell
 
-    def after(self, outcome: Outcome, known: KnownReports, path: str, written: Path | None) -> None:
-        """What the replay gave, held against the recording."""
+    def after(
+        self,
+        outcome: Outcome,
+        known: KnownReports,
+        path: str,
+        written: Path | None,
+        *,
+        allow_unjudged: bool = False,
+    ) -> None:
+        """What the replay gave, held against the recording; the last line is the verdict."""
         # Not at the top: the first line need not wait for it.
         from padtrace.report import rows_view
 
         out, replayed = self.out, outcome.replayed
+        judgement = verdicts.of_outcome(outcome, allow_unjudged=allow_unjudged)
         name = ", ".join(releases(replayed)) or "the given SGLang"
-        out.print(plain(f"replayed on SGLang {name}: {terminal.diagnosis(outcome.report)}"))
+        out.print(plain(f"replayed on SGLang {name}: {judgement.headline}", style=judgement.style))
         out.print()
         rows_view.print_rows(out, replayed)
-        for line in kernel_lines(replayed):
+        for line in (*driven_lines(replayed), *kernel_lines(replayed)):
             out.print(plain(line, style="dim"))
         self._compared(outcome, name)
         if written is not None:
-            out.print(f"written to {written}")
-            out.print()
-        terminal.print_report(out, replayed, outcome.report, known, path=path, headline=False)
+            out.print(f"written to {written}\n")
+        judged = outcome.recorded if outcome.recorded_decides else replayed
+        terminal.print_report(
+            out, judged, outcome.deciding, known, judgement, path=path, headline=False
+        )
         # Once more as the last thing, where eyes are when a long run ends.
-        terminal.print_headline(out, outcome.report)
+        terminal.print_headline(out, judgement)
 
     def _compared(self, outcome: Outcome, name: str) -> None:
         from padtrace.report import differences_view
@@ -100,6 +108,31 @@ class ReplayView:
                 Padding(plain(f"not the release's source: {', '.join(changed)}"), (0, 0, 0, 2))
             )
         out.print()
+
+
+def _recorded(report: Report) -> str:
+    """What the recorded events show; the verdict is the replay's."""
+    if report.verdict == DIVERGENT:
+        return verdicts.of_report(report).headline
+    counted = report.forwards
+    if not report.evaluated.get("PT101"):
+        total = counted.total + sum(counted.nothing_to_judge.values())
+        return f"{words.plural(total, 'forward')}, and no result that PT101 could judge"
+    return verdicts.nothing_found_in(counted)
+
+
+def driven_lines(replayed: Recording) -> list[str]:
+    """What SGLang's own path was driven for, on which device shown, and what was not and why."""
+    told = coverage.view(replayed.coverage).driven
+    if told is None:
+        return []
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in told.not_driven.items())
+    shown = f", shown as {told.device.shown}" if told.device.shown else ""
+    line = f"driven by SGLang's own code: {words.plural(told.driven, 'forward')}{shown}"
+    lines = [f"{line}; not driven: {reasons}" if reasons else f"{line}; none left out"]
+    if told.device.assumed:
+        lines.append(f"assumed: {told.device.assumed}")
+    return lines
 
 
 def kernel_lines(replayed: Recording) -> list[str]:

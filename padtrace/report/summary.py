@@ -11,6 +11,7 @@ import numpy as np
 from padtrace.contracts.evidence import Evidence, present
 from padtrace.recording import about, facts, schema
 from padtrace.recording.columns import Int64Array
+from padtrace.recording.fingerprint_match import fingerprints
 from padtrace.recording.model import Recording
 
 
@@ -73,36 +74,12 @@ def summarize(recording: Recording) -> Summary:
 
 
 def releases(recording: Recording) -> list[str]:
-    """The SGLang releases the recording names."""
+    """The SGLang releases the recording names; a copy or checkout that it ran by its path."""
+    stated = about.view(recording.about)
+    if stated.sglang_name is not None:
+        return [stated.sglang_name]
     named = sorted({named.version for named in _sglang(recording) if named.version})
-    stated = about.view(recording.about).sglang
-    return named or ([stated] if stated else [])
-
-
-def fingerprints(recording: Recording) -> dict[str, str]:
-    """Source hash of every hooked function, "several" where processes differ."""
-    merged: dict[str, str] = {}
-    for stated in recording.facts:
-        for name, value in facts.view(stated).fingerprints.items():
-            merged[name] = value if merged.get(name, value) == value else "several"
-    return merged
-
-
-def compare_fingerprints(recorded: Recording, other: Recording | None) -> str:
-    """`match`, `differ`, or `unknown` where either side names none in common."""
-    if other is None:
-        return about.view(recorded.about).fingerprints
-    left, right = fingerprints(recorded), fingerprints(other)
-    common = left.keys() & right.keys()
-    if not common:
-        return "unknown"
-    return "match" if all(left[name] == right[name] for name in common) else "differ"
-
-
-def differing_fingerprints(recorded: Recording, other: Recording) -> list[str]:
-    """Functions whose source is not the same on both sides."""
-    left, right = fingerprints(recorded), fingerprints(other)
-    return sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
+    return named or ([stated.sglang] if stated.sglang else [])
 
 
 def case_of(recording: Recording, process: int, batch: int | None) -> str | None:

@@ -13,14 +13,15 @@ from rich.padding import Padding
 from rich.table import Table
 
 from padtrace.contracts.catalogue import CONTRACTS
+from padtrace.contracts.engine import DIVERGENT
 from padtrace.contracts.known import KnownReports
-from padtrace.contracts.model import Finding, Group, Quantity, Report, Severity
+from padtrace.contracts.model import Finding, Group, Quantity, Report
 from padtrace.recording.model import Recording
 from padtrace.report import advice, blindness
 from padtrace.report.summary import case_of
+from padtrace.report.verdicts import STYLES, Judgement, told
 from padtrace.report.words import plain, plural, ranks_text
 
-_STYLES = {Severity.CRASH: "bold red", Severity.SILENT: "bold magenta", Severity.SUSPECT: "yellow"}
 _MAX_GROUPS = 12
 
 
@@ -29,59 +30,37 @@ def print_report(
     recording: Recording,
     report: Report,
     known: KnownReports,
+    judgement: Judgement,
     *,
     path: str | None = None,
     headline: bool = True,
 ) -> None:
-    """The whole report of a check: diagnosis, evidence, coverage, verdict."""
+    """The whole report of a check: diagnosis, evidence, coverage, verdict.
+
+    Args:
+        judgement: the verdict of the command, of which this report may be one part.
+    """
     if headline:
-        print_headline(out, report)
+        print_headline(out, judgement)
     for position, group in enumerate(report.groups[:_MAX_GROUPS]):
-        if position or report.verdict == "clean":
-            out.print(plain(told(group.first), style=_STYLES[group.first.severity]))
+        # The headline is the first finding already, where one decides.
+        if position or judgement.verdict != DIVERGENT or report is not judgement.report:
+            out.print(plain(told(group.first), style=STYLES[group.first.severity]))
         out.print(Padding(_evidence(recording, group, known), (0, 0, 1, 2)))
     _more(out, report)
     _tolerated(out, report)
+    for note in report.notes:
+        out.print(Padding(plain(note), (0, 0, 1, 0)))
     print_coverage(out, recording, report)
-    out.print(plain(verdict_line(report), style=_headline_style(report)))
+    out.print(plain(judgement.last, style=judgement.style))
     for line in advice.next_steps(recording, report, path):
         out.print(plain(line, style="dim"))
 
 
-def print_headline(out: Console, report: Report) -> None:
+def print_headline(out: Console, judgement: Judgement) -> None:
     """The diagnosis and an empty line."""
-    out.print(plain(diagnosis(report), style=_headline_style(report)))
+    out.print(plain(judgement.headline, style=judgement.style))
     out.print()
-
-
-def diagnosis(report: Report) -> str:
-    """The first line: the most telling finding, or what was looked at."""
-    if report.groups and report.verdict != "clean":
-        return told(report.groups[0].first)
-    asked = ", ".join(report.asked)
-    total = sum(report.evaluated.get(name, 0) for name in report.asked)
-    if report.verdict == "clean":
-        if report.asked == ("PT101",):
-            return f"clean: num_splits fits q in {plural(total, 'forward')} looked at"
-        return f"clean: {asked} held in {plural(total, 'place')} looked at"
-    return f"nothing observed: this recording holds nothing that lets {asked} be judged"
-
-
-def told(finding: Finding) -> str:
-    """The sentence of a finding, with the first public report that has its signature."""
-    known = f" - {finding.known_reports[0]}" if finding.known_reports else ""
-    return f"{finding.sentence}{known}"
-
-
-def verdict_line(report: Report) -> str:
-    """The last line of substance."""
-    suspects = plural(len(report.groups), "suspect") if report.groups else ""
-    if report.verdict == "clean":
-        return f"clean, {suspects} (--strict counts them)" if suspects else "clean"
-    if report.verdict == "nothing-observed":
-        return "nothing observed, so nothing is called clean"
-    total = sum(group.count for group in report.groups)
-    return f"divergent: {plural(total, 'finding')}, {plural(len(report.groups), 'signature')}"
 
 
 def print_coverage(out: Console, recording: Recording, report: Report) -> None:
@@ -90,6 +69,8 @@ def print_coverage(out: Console, recording: Recording, report: Report) -> None:
     table = _grid()
     if done:
         table.add_row("evaluated", ", ".join(done))
+    for line in _forwards(report):
+        table.add_row("forwards", line)
     for reason, names in _unevaluated(report).items():
         table.add_row("not", f"{', '.join(names)}: {reason}")
     for line in blindness.blind_spots(recording):
@@ -97,6 +78,17 @@ def print_coverage(out: Console, recording: Recording, report: Report) -> None:
     if table.row_count:
         out.print(plain("coverage", style="bold"))
         out.print(Padding(table, (0, 0, 1, 2)))
+
+
+def _forwards(report: Report) -> list[str]:
+    """How many forwards were judged, and of the others why not."""
+    counted = report.forwards
+    if not counted.total and not counted.nothing_to_judge:
+        return []
+    lines = [f"{counted.judged:,} of {counted.total:,} judged"]
+    lines += [f"{n:,} not judged: {reason}" for reason, n in counted.not_judged.items()]
+    nothing = counted.nothing_to_judge
+    return lines + [f"{n:,} beside them: {reason}" for reason, n in nothing.items()]
 
 
 def _unevaluated(report: Report) -> dict[str, list[str]]:
@@ -110,12 +102,6 @@ def _unevaluated(report: Report) -> dict[str, list[str]]:
     return found
 
 
-def _headline_style(report: Report) -> str:
-    if report.groups and report.verdict != "clean":
-        return _STYLES[report.groups[0].first.severity]
-    return "bold green" if report.verdict == "clean" else "bold yellow"
-
-
 def _grid() -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -127,7 +113,7 @@ def _evidence(recording: Recording, group: Group, known: KnownReports) -> Render
     finding = group.first
     table = _grid()
     table.add_row("contract", f"{finding.contract} {CONTRACTS[finding.contract].rule}")
-    table.add_row("severity", plain(_severity(finding), style=_STYLES[finding.severity]))
+    table.add_row("severity", plain(_severity(finding), style=STYLES[finding.severity]))
     table.add_row("first seen", _where(recording, finding))
     if group.count > 1:
         table.add_row("seen", _spread(group))
@@ -179,7 +165,7 @@ def _spread(group: Group) -> str:
 
 def _quantity(table: Table, quantity: Quantity) -> None:
     needs = f", needs {quantity.expected}" if quantity.expected is not None else ""
-    table.add_row(quantity.name, f"{quantity.value}{needs}")
+    table.add_row(quantity.name, f"{quantity.shown}{needs}")
     if quantity.chain:
         table.add_row("", plain(" -> ".join(_links(quantity.chain)), style="dim"))
 

@@ -21,7 +21,7 @@ class Server:
         attn_cp: int = 1,
         release: str | None = "0.5.18",
         source: str = "replay",
-        device: str | None = None,
+        device: str | None = "cuda",
         facts: dict[str, Any] | None = None,
     ) -> None:
         self.builder = RecordingBuilder({"source": source, "tier": "shape", "sglang": release})
@@ -44,6 +44,7 @@ class Server:
                     "sglang": {"version": release},
                     "parallel": {"attn_tp_size": attn_tp, "attn_cp_size": attn_cp},
                     "device": {"type": device},
+                    "environment": {},
                     **(facts or {}),
                 },
             )

@@ -69,6 +69,9 @@ def recording_of(case: dict[str, Any], release: str, plan: str | None = None) ->
     server.pad(raw, after, worker=worker, draft_step=0, **_owners(measured, padded))
     if plan == "after":
         _plan(server, measured, "after", after, worker)
+    if after["forward_mode"] == "EXTEND":
+        # What reaches the kernel in a prefill is for the layers to say: the harness asked them.
+        _launch(server, measured, plan, q_rows, worker)
     _unpad(server, measured, after, given, worker)
     return server.finish()
 
@@ -102,6 +105,15 @@ def _plan(
         draft_step=0, num_splits__rows=made["num_splits"], planned__rows=made["num_splits"] - 1,
         **values,
     )  # fmt: skip
+
+
+def _launch(server: Server, measured: dict[str, Any], plan: str, q_rows: int, worker: str) -> None:
+    made = measured.get("dsa", {}).get(plan, {})
+    if "error" not in made and "num_splits" in made:
+        server.add(
+            "launch", function="flash_mla_with_kvcache", q__shape=[q_rows, 1, 64, 576],
+            num_splits__rows=made["num_splits"], worker=worker, draft_step=0,
+        )  # fmt: skip
 
 
 def _owners(measured: dict[str, Any], padded: dict[str, Any]) -> dict[str, Any]:

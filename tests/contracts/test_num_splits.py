@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from padtrace.contracts import num_splits
+from padtrace.contracts import num_splits, wording
 from padtrace.contracts.engine import check
+from padtrace.contracts.evidence import Evidence
 from padtrace.contracts.num_splits import row_pairs
+from padtrace.recording import schema
+from padtrace.recording.absent import NOT_OBSERVED_CODE
 from padtrace.recording.model import Recording
 from tests.contracts.builders import Server, agreeing, batch, report_30296, report_34443
 
@@ -159,3 +163,45 @@ def test_pairs_tell_what_disagrees_first() -> None:
     assert len(pairs) == 1
     pair, count = pairs[0]
     assert (pair.q_rows, pair.num_splits, pair.needs, pair.sign, count) == (8, 7, 9, "shorter", 1)
+
+
+@pytest.mark.parametrize(
+    ("named", "plan_rows"),
+    [
+        # Another backend object planned again after the pad; the kernel was given the older plan.
+        (0, 1),
+        (1, 2),
+        # A number that leads to no plan is not the latest one.
+        (99, None),
+        (None, 2),
+    ],
+)
+def test_a_call_works_with_the_plan_it_names(
+    monkeypatch: pytest.MonkeyPatch, named: int | None, plan_rows: int | None
+) -> None:
+    columns = schema.event_columns
+
+    def with_plan_seq(kind: str) -> tuple[schema.Column, ...]:
+        named = schema.Column("plan_seq", schema.ColumnType.INT, "enter_seq", "the plan")
+        own = [column for column in columns(kind) if column.name != "plan_seq"]
+        return (*own, named) if kind == "launch" else tuple(own)
+
+    server = Server(attn_tp=2)
+    raw, padded = batch("DECODE", 1, 1), batch("DECODE", 2, 2)
+    plans = [server.plan(1, raw, worker="draft", backend_id=0)]
+    server.pad(raw, padded, worker="draft", forward=0)
+    plans.append(server.plan(2, padded, worker="draft", backend_id=1, forward=0))
+    server.add(
+        "launch", worker="draft", forward=0, function="flash_mla_with_kvcache",
+        q__shape=[2, 1, 64, 576], num_splits__rows=2, failed=1,
+    )  # fmt: skip
+    recording = server.finish()
+    number = NOT_OBSERVED_CODE if named is None else plans[named] if named < 2 else 77
+    monkeypatch.setattr(schema, "event_columns", with_plan_seq)
+    recording.table("launch")._cache["plan_seq"] = np.array([number], dtype=np.int64)
+    (finding,) = check(recording, {"PT101"}).findings
+    evidence = Evidence(recording)
+    assert wording.planned_rows(evidence, finding) == plan_rows
+    # It says when that very plan was made.
+    told = {1: "before the pad", 2: "after the pad", None: "was not recorded"}[plan_rows]
+    assert told in finding.sentence

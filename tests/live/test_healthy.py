@@ -11,10 +11,10 @@ import pytest
 
 from padtrace.contracts.engine import check
 from padtrace.explore.differences import Differences, compare
+from padtrace.recording.fingerprint_match import compare_fingerprints
 from padtrace.recording.model import Recording
 from padtrace.recording.reader import read
 from padtrace.replay.service import replay
-from padtrace.report.summary import compare_fingerprints
 from tests.live import servers
 from tests.live.patched import with_30642
 from tests.live.servers import LiveServer

@@ -19,6 +19,7 @@ from padtrace.report import (
     share_view,
     show_view,
     terminal,
+    verdicts,
     words,
 )
 from padtrace.sharing.check import share_check
@@ -61,9 +62,10 @@ def held_more() -> Recording:
 def reported(recording: Recording) -> Callable[[Console], None]:
     def printer(out: Console) -> None:
         report = check(recording)
-        terminal.print_headline(out, report)
+        judgement = verdicts.of_report(report)
+        terminal.print_headline(out, judgement)
         rows_view.print_rows(out, recording)
-        terminal.print_report(out, recording, report, KNOWN, path="REC", headline=False)
+        terminal.print_report(out, recording, report, KNOWN, judgement, path="REC", headline=False)
 
     return printer
 
