@@ -338,7 +338,7 @@ def test_half_of_the_shared_memory_is_left_to_the_server(
         asked = small / "rings" if named else tmp_path / "asked"
         first = EventWriter.create(asked, size_bytes=1 << 20)
         with pytest.raises(
-            RingUnavailable, match="no room in shared memory: [23] of 4 MiB are free"
+            RingUnavailable, match="no room in shared memory"
         ):
             EventWriter.create(asked, size_bytes=1536 * KIB)
         with pytest.raises(RingUnavailable, match="50% of it are left to the server"):
