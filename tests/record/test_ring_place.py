@@ -337,9 +337,7 @@ def test_half_of_the_shared_memory_is_left_to_the_server(
         kinds.update({tmp_path: "btrfs", small: "tmpfs"})
         asked = small / "rings" if named else tmp_path / "asked"
         first = EventWriter.create(asked, size_bytes=1 << 20)
-        with pytest.raises(
-            RingUnavailable, match="no room in shared memory"
-        ):
+        with pytest.raises(RingUnavailable, match="no room in shared memory"):
             EventWriter.create(asked, size_bytes=1536 * KIB)
         with pytest.raises(RingUnavailable, match="50% of it are left to the server"):
             ValuesFile.create(first.path.with_suffix(".values"), 1536 * KIB)
