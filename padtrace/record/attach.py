@@ -15,7 +15,7 @@ docker run \\
 # Afterwards, or while it runs:
 padtrace seal padtrace/rings -o recording.safetensors
 # Where $PWD is on btrfs, ZFS, XFS or a network, the rings go to the container's shared memory: give
-# it --shm-size, one {RING} for each rank, and seal inside before it ends.
+# it --shm-size, two {RING} for each rank and more, and seal inside before it ends.
 """
 
 _KUBERNETES = f"""\

@@ -177,12 +177,15 @@ def map_new_file(folder: int, name: str, size: int, flags: int = mmap.MAP_SHARED
     Raises:
         OSError, ValueError, OverflowError: there is no room or no place; nothing is left behind.
     """
+    shared_memory.refuse_to_crowd(folder, size)
     handle = os.open(name, _NEW, 0o600, dir_fd=folder)
     try:
         # The mapping keeps the open file, and so the lock: it says that the writer lives.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(handle, 0, size)
+        # Again, since other processes look at the same moment.
+        shared_memory.refuse_to_crowd(folder, 0)
         return mmap.mmap(handle, size, flags=flags)
     except BaseException:
         with contextlib.suppress(OSError):

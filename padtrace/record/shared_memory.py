@@ -11,6 +11,7 @@ what nobody points to any more is removed when the next ring is made.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,10 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from padtrace.record import filesystems
 from padtrace.record.ring_folder import FolderRefused, open_subfolder
 from padtrace.record.ring_format import SUFFIX
 
 ROOT = Path("/dev/shm")
+# SGLang and NCCL keep queues of their own there, whose pages are taken when they are first written:
+# without room for one they would die of it. So this share of all of it is left free.
+KEEP_FREE = 0.5
 POINTER_SUFFIX = ".shm"
 _ORIGIN = "origin"
 _FOLDER = re.compile(r"padtrace-[0-9a-f]{16}")
@@ -72,6 +77,30 @@ def open_root() -> int:
         OSError: there is none.
     """
     return os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def refuse_to_crowd(folder: int, size: int) -> None:
+    """Say that there is no room where `size` more bytes would leave too little to the server.
+
+    Args:
+        folder: handle of the folder for them; nothing is said of folders outside /dev/shm.
+
+    Raises:
+        OSError: there is no room.
+    """
+    try:
+        # Where nothing is mounted on /dev/shm it is a folder like others, of a disk.
+        mounted = filesystems.kind_of(folder) == "tmpfs"
+        if not mounted or os.fstat(folder).st_dev != os.stat(ROOT).st_dev:
+            return
+    except OSError:
+        return
+    state = os.fstatvfs(folder)
+    free, whole = (blocks * state.f_frsize for blocks in (state.f_bavail, state.f_blocks))
+    if whole and free - size < whole * KEEP_FREE:
+        share = f"{KEEP_FREE:.0%} of it are left to the server"
+        have = f"{free >> 20} of {whole >> 20} MiB are free"
+        raise OSError(errno.ENOSPC, f"no room in shared memory: {have}, and {share}")
 
 
 def make(root: int, asked: int, folder: Path, stem: str, host: str, boot: str) -> SharedFolder:

@@ -64,6 +64,8 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(mode=0o777)
     folder.chmod(0o1777)
     monkeypatch.setattr(shared_memory, "ROOT", folder)
+    # It lies on a disk, of which nothing need be left to a server.
+    monkeypatch.setattr(shared_memory, "KEEP_FREE", 0)
     return folder
 
 
@@ -193,7 +195,7 @@ import mmap, os, sys
 from pathlib import Path
 from padtrace.record import filesystems, ring_file, shared_memory
 asked, memory = Path(sys.argv[1]), Path(sys.argv[2])
-shared_memory.ROOT = memory
+shared_memory.ROOT, shared_memory.KEEP_FREE = memory, 0
 real, HUGE, NO_RESERVE = mmap.mmap, 2 << 20, 0x4000
 try:
     probe = os.memfd_create("probe", os.MFD_HUGETLB)
@@ -307,6 +309,8 @@ def test_shared_memory_too_small_for_a_ring_refuses_it(
 ) -> None:
     with mounted("tmpfs", tmp_path / "m", mib=4) as small:
         shared_memory.ROOT = small
+        # So that the kernel is asked, whatever it has left.
+        shared_memory.KEEP_FREE = -9
         kinds.update({tmp_path: "btrfs", small: "tmpfs"})
         first = EventWriter.create(tmp_path / "asked", size_bytes=3 << 20)
         with pytest.raises(RingUnavailable, match="No space left on device"):
@@ -317,6 +321,28 @@ def test_shared_memory_too_small_for_a_ring_refuses_it(
         for number in range(20_000):
             first.write(READY, ready(number))
         assert numbers(read_ring(first.path))[-1] == 19_999
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_half_of_the_shared_memory_is_left_to_the_server(
+    tmp_path: Path,
+    kinds: dict[Path, str],
+    monkeypatch: pytest.MonkeyPatch,
+    named: bool,
+) -> None:
+    """SGLang's own queues there are sparse: it dies where a page of theirs cannot be had."""
+    monkeypatch.setattr(shared_memory, "KEEP_FREE", 0.5)
+    with mounted("tmpfs", tmp_path / "m", mib=4) as small:
+        shared_memory.ROOT = small
+        kinds.update({tmp_path: "btrfs", small: "tmpfs"})
+        asked = small / "rings" if named else tmp_path / "asked"
+        first = EventWriter.create(asked, size_bytes=1 << 20)
+        with pytest.raises(RingUnavailable, match="no room in shared memory"):
+            EventWriter.create(asked, size_bytes=1536 * KIB)
+        with pytest.raises(RingUnavailable, match="50% of it are left to the server"):
+            ValuesFile.create(first.path.with_suffix(".values"), 1536 * KIB)
+        assert rings_in(asked) == [first.path]
+        (small / "queue").write_bytes(bytes(2 << 20))
 
 
 def test_a_folder_that_is_read_only_is_a_reason(tmp_path: Path) -> None:
