@@ -343,13 +343,16 @@ def _check_and_diff(recording: Any, original: Any) -> int:
 
     reports = KnownReports.shipped()
     report = check(recording, known=reports)
+    judgement = verdicts.of_report(report)
     _object(json_output.findings_object(recording, report, path="REC"))
     with _screen() as out:
-        terminal.print_headline(out, report)
+        terminal.print_headline(out, judgement)
         rows_view.print_rows(out, recording)
         ranks_view.print_divergent_step(out, recording, report)
-        terminal.print_report(out, recording, report, reports, path="REC", headline=False)
-    return verdicts.exit_code(report)
+        terminal.print_report(
+            out, recording, report, reports, judgement, path="REC", headline=False
+        )
+    return judgement.exit_code
 
 
 def _show(recording: Any, original: Any) -> int:

@@ -6,9 +6,12 @@ longer is.
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
 from pathlib import Path
+
+from padtrace.children import answer, python_environment
+from padtrace.errors import EnvironmentMissingError
 
 _SECONDS = 10
 
@@ -38,11 +41,9 @@ def describe(root: Path) -> str:
 
 def _git(root: Path, *arguments: str) -> str:
     """The first line of what git says, empty where it fails."""
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "-C", str(root.absolute()), *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=True, errors="replace"
-        )
-    except (OSError, subprocess.SubprocessError):
+        code, output, _ = answer(command, _SECONDS, environment=python_environment(os.environ))
+    except EnvironmentMissingError:
         return ""
-    return done.stdout.strip().split("\n", 1)[0]
+    return "" if code else output.decode(errors="replace").strip().split("\n", 1)[0]

@@ -30,6 +30,7 @@ from padtrace.report import (
     share_view,
     show_view,
     terminal,
+    verdicts,
 )
 from padtrace.report.words import console
 from padtrace.sharing.check import share_check
@@ -106,23 +107,26 @@ def recording(words: Words, planned: int = 1) -> Recording:
 def outcome(words: Words) -> Outcome:
     """A replay of it as it could have been."""
     recorded, replayed = recording(words), recording(words, planned=2)
+    differences = compare(recorded, replayed)
     return Outcome(
-        recorded, replayed, check(replayed), compare(recorded, replayed), True, "divergent"
+        recorded, replayed, check(recorded), check(replayed), differences, True, "divergent"
     )
 
 
 def _check(out: Console, words: Words) -> None:
     made = recording(words)
-    terminal.print_report(out, made, check(made, known=KNOWN), KNOWN, path=words("rec"))
+    report = check(made, known=KNOWN)
+    terminal.print_report(out, made, report, KNOWN, verdicts.of_report(report), path=words("rec"))
 
 
 def _diff(out: Console, words: Words) -> None:
     made = recording(words)
     report = check(made, known=KNOWN)
-    terminal.print_headline(out, report)
+    judgement = verdicts.of_report(report)
+    terminal.print_headline(out, judgement)
     rows_view.print_rows(out, made)
     ranks_view.print_divergent_step(out, made, report)
-    terminal.print_report(out, made, report, KNOWN, path=words("rec"), headline=False)
+    terminal.print_report(out, made, report, KNOWN, judgement, path=words("rec"), headline=False)
 
 
 def _two(out: Console, words: Words) -> None:
