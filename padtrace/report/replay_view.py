@@ -128,7 +128,9 @@ def driven_lines(replayed: Recording) -> list[str]:
     reasons = driven.get("not_driven")
     reasons = reasons if isinstance(reasons, dict) else {}
     why = "".join(f"; {count:,} not driven: {reason}" for reason, count in reasons.items())
-    return [f"driven by SGLang's own code: {words.plural(driven.get('driven', 0), 'forward')}{why}"]
+    count = driven.get("driven")
+    told = words.plural(count if isinstance(count, int) else 0, "forward")
+    return [f"driven by SGLang's own code: {told}{why}"]
 
 
 def kernel_lines(replayed: Recording) -> list[str]:
