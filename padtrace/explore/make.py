@@ -70,8 +70,6 @@ _DEVICES: dict[str, dict[str, Any]] = {
     "sm100": {"type": "cuda", "capability": [10, 0]},
     "hip": {"type": "hip"},
 }
-# As a replay shows it for a case that names none.
-_ASSUMED_DEVICE = "cpu"
 
 
 def make(cases: Any, plan: Plan = "auto") -> Recording:
@@ -186,19 +184,18 @@ class _Process:
             "decode_graph_bs": CAPTURED_BS if case.graph else [],
             "prefill_graph_bs": list(case.prefill_graph_bs),
             "speculative_num_draft_tokens": case.draft_token_num,
-            "topk": case.topk if case.spec else None,
+            "topk": case.topk,
         }
-        device = {} if case.device is None else {"device": case.device}
         return {
             "parallel": {name: columns[name] for name in sizes + ranks},
             "environment": {"SGLANG_ENABLE_CP_V2": "1"} if case.cp_v2 else {},
             "server_args": _server_args(case),
             "workers": {"target": worker, "draft": dict(worker)},
             "custom_all_reduce_max_bytes": case.custom_ar_max,
-            "device": dict(_DEVICES[case.device or _ASSUMED_DEVICE]),
+            "device": dict(_DEVICES[case.device]),
             "case": {
                 "plan": plan,
-                **device,
+                "device": case.device,
                 "cases": [
                     {"id": member.case_id, "batch": batch}
                     for batch, member in enumerate(self.cases)
@@ -219,7 +216,7 @@ def _server_args(case: CaseInput) -> dict[str, Any]:
         "dsa_decode_backend": "flashmla_kv",
         "speculative_algorithm": None if algorithm == "NONE" else algorithm,
         "speculative_num_draft_tokens": case.draft_token_num,
-        "speculative_eagle_topk": case.topk if case.spec else None,
+        "speculative_eagle_topk": case.topk,
     }
 
 
@@ -346,6 +343,8 @@ def snapshot_before_padding(case: CaseInput) -> Snapshot:
     rows.update({f"{name}.rows": tokens for name in ("input_ids", "positions", "out_cache_loc")})
     rows.update(dict.fromkeys(_NONE_FIELDS))
     total = sum(seq_lens)
+    if case.spec == "draft" and case.forward_mode == "DECODE":
+        rows["positions.rows"] = requests * case.topk
     return {
         **rows,
         "forward_mode": case.forward_mode,
@@ -368,7 +367,7 @@ def _token_rows(case: CaseInput) -> int:
         return sum(case.extend_lens)
     if case.forward_mode in ("TARGET_VERIFY", "DRAFT_EXTEND_V2"):
         return case.batch_size * case.width
-    return case.batch_size * (case.topk if case.forward_mode == "DECODE" else 1)
+    return case.batch_size
 
 
 def _seq_lens(case: CaseInput) -> list[int]:

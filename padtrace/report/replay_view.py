@@ -121,16 +121,19 @@ def _recorded(report: Report) -> str:
 
 
 def driven_lines(replayed: Recording) -> list[str]:
-    """What SGLang's own driver ran, and what it did not and why."""
-    driven = replayed.coverage.get("driven")
-    if not isinstance(driven, dict):
+    """What SGLang's own path was driven for, on which device shown, and what was not and why."""
+    told = replayed.coverage.get("driven")
+    if not isinstance(told, dict):
         return []
-    reasons = driven.get("not_driven")
-    reasons = reasons if isinstance(reasons, dict) else {}
-    why = "".join(f"; {count:,} not driven: {reason}" for reason, count in reasons.items())
-    count = driven.get("driven")
-    told = words.plural(count if isinstance(count, int) else 0, "forward")
-    return [f"driven by SGLang's own code: {told}{why}"]
+    left_out = told.get("not_driven") or {}
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    device = told.get("device") or {}
+    shown = f", shown as {device['shown']}" if device.get("shown") else ""
+    line = f"driven: {words.plural(told.get('driven', 0), 'forward')}{shown}"
+    lines = [f"{line}; not driven: {reasons}" if reasons else f"{line}; none left out"]
+    if device.get("assumed"):
+        lines.append(f"assumed: {device['assumed']}")
+    return lines
 
 
 def kernel_lines(replayed: Recording) -> list[str]:

@@ -170,7 +170,9 @@ def test_a_draft_of_branches_has_a_row_for_each() -> None:
     recording = make({**DRAFT, "bs": [8], "topk": 4})
     snapshot = _one(recording, "batch").snapshot("exit")
     assert snapshot is not None
-    assert (snapshot["input_ids.rows"], snapshot["batch_size"]) == (32, 8)
+    # The inputs of the first step are one per request yet.
+    names = ("positions.rows", "input_ids.rows", "batch_size")
+    assert [snapshot[name] for name in names] == [32, 8, 8]
     assert snapshot["spec_info.num_tokens_per_req"] == 4
     assert snapshot["spec_info.num_tokens_for_logprob_per_req"] == 4
     assert snapshot["spec_info.topk_p.rows"] == 8
@@ -198,8 +200,7 @@ def test_what_is_not_synchronised_is_not_padded() -> None:
 def test_the_device_is_a_fact(device: str, facts: dict[str, Any]) -> None:
     made = make({**VERIFY, "device": device}).facts[0]
     assert (made["device"], made["case"]["device"]) == (facts, device)
-    # Without the key it is for the replay to say.
-    assert "device" not in make(VERIFY).facts[0]["case"]
+    assert make(VERIFY).facts[0]["case"]["device"] == "cpu"
 
 
 def test_cases_are_steps_of_their_own_unless_they_are_said_to_be_ranks_of_one() -> None:
