@@ -111,8 +111,8 @@ class CaseInput:
 
     @property
     def rows_per_request(self) -> int:
-        """What SGLang calls num_tokens_per_req: the branches of a draft step, else the width."""
-        return self.topk if self.forward_mode == "DECODE" and self.topk > 1 else self.width
+        """num_tokens_per_req: of a draft's forwards, rows are requests x top-k."""
+        return max(self.width, self.topk) if self.spec == "draft" else self.width
 
     @property
     def worker(self) -> str:

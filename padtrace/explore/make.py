@@ -130,11 +130,10 @@ def _as_list(cases: Any) -> Sequence[Any]:
 
 def _topology(case: CaseInput) -> tuple[Any, ...]:
     """What a process fixes: cases that agree in it share one process."""
-    graph = case.graph.algorithm if case.graph else None
     return (
         *(case.attn_tp, case.attn_cp, case.attn_dp, case.dp_rank, case.cp_v2, case.cp_mode),
-        *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, graph, case.dsa),
-        *(case.topk, case.mlp_sync, case.device),
+        *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, case.dsa),
+        *(case.device, case.topk, _algorithm(case)),
     )
 
 
@@ -204,8 +203,12 @@ class _Process:
         }
 
 
+def _algorithm(case: CaseInput) -> str | None:
+    return case.graph.algorithm if case.graph else "EAGLE" if case.spec else None
+
+
 def _server_args(case: CaseInput) -> dict[str, Any]:
-    algorithm = case.graph.algorithm if case.graph else "EAGLE" if case.spec else None
+    algorithm = _algorithm(case)
     return {
         "tp_size": case.attn_tp * case.attn_cp * case.attn_dp,
         "dp_size": case.attn_dp,
@@ -269,8 +272,8 @@ class _Events:
         if not self.plan_first:
             self._plan()
         self._add("launch", {"function": "flash_mla_with_kvcache", "count": 1})
+        hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
         if self.case.mlp_sync:
-            hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
             self._add("unpad", {"hidden_states_before.rows": hidden})
         self.common["parent"] = Absent.NOT_OBSERVED
         values: dict[str, Value] = {"forward_mode": self.case.forward_mode, "can_run_graph": 0}
