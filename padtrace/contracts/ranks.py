@@ -32,7 +32,8 @@ def same_counts(evidence: Evidence) -> Evaluation:
     mine, theirs = (counts[known][side] for side in pairs)
     rows = rows[known]
     # Kept for the sentence: a finding holds one number of each side.
-    _leaders(evidence).update(zip(rows[pairs[0]].tolist(), rows[pairs[1]].tolist(), strict=True))
+    parted = [rows[side][mine != theirs].tolist() for side in pairs]
+    _leaders(evidence).update(zip(*parted, strict=True))
     place = Place("sync", rows[pairs[0]], _modes(evidence, "sync", rows[pairs[0]]))
     at = _first_difference(evidence, mine, theirs)
     hold(

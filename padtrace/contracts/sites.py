@@ -67,6 +67,7 @@ def _pad_sites(evidence: Evidence) -> Sites:
     pads = evidence.top_pads
     bound = _end_of_pads(evidence, pads)
     plans = evidence.plan_before("pad", pads, bound, evidence.split_plans)
+    plans = _named_or(evidence, "pad", pads, plans)
     return Sites("pad", pads, rows_after_pad(evidence, pads), plans, pads)
 
 
@@ -96,6 +97,7 @@ def _unpadded_sites(evidence: Evidence) -> Sites:
     shard = evidence.snapshot("forward", "entry", "attn_cp_metadata.rows", rows)
     q_rows = np.where(present(shard), shard, q_rows)
     plans = evidence.plan_before("forward", rows, end[~padded], evidence.split_plans)
+    plans = _named_or(evidence, "forward", rows, plans)
     return Sites("forward", rows, q_rows, plans, np.full(rows.shape, NO_ROW, dtype=np.int64))
 
 
@@ -108,17 +110,43 @@ def plans_of_launches(evidence: Evidence) -> Int64Array:
     rows = np.arange(evidence.count("launch"), dtype=np.int64)
     order = evidence.column("launch", "enter_seq")
     latest = evidence.plan_before("launch", rows, order, evidence.split_plans)
+    # A name that leads to no plan says that the plan was not recorded, not that another was taken.
+    return np.where(_names_a_plan(evidence), _named_plans(evidence), latest)
+
+
+def _names_a_plan(evidence: Evidence) -> BoolArray:
     if not any(column.name == _NAMED_PLAN for column in schema.event_columns("launch")):
-        return latest
+        return np.zeros(evidence.count("launch"), dtype=np.bool_)
+    return present(evidence.column("launch", _NAMED_PLAN))
+
+
+def _named_plans(evidence: Evidence) -> Int64Array:
+    """Row of the plan that each launch names, -1 where it names none that was recorded."""
+    rows = np.arange(evidence.count("launch"), dtype=np.int64)
+    if not _names_a_plan(evidence).any():
+        return np.full(rows.shape, NO_ROW, dtype=np.int64)
     named = evidence.column("launch", _NAMED_PLAN)
     plans = np.arange(evidence.count("plan"), dtype=np.int64)
     keys = [evidence.column("plan", name) for name in ("process", "enter_seq")]
-    index = evidence.last_before(
+    return evidence.last_before(
         (keys, np.zeros_like(plans)),
         ([evidence.column("launch", "process"), named], np.ones_like(rows)),
     )
-    # A name that leads to no plan says that the plan was not recorded, not that another was taken.
-    return np.where(present(named), index, latest)
+
+
+def _named_or(evidence: Evidence, kind: str, rows: Int64Array, plans: Int64Array) -> Int64Array:
+    """The plan that a kernel call of each pad's or forward's forward named, else the one given."""
+    named = _named_plans(evidence)
+    told = np.flatnonzero(named >= 0)
+    if not told.size:
+        return plans
+    of_forward = np.full(evidence.count("forward") + 1, NO_ROW, dtype=np.int64)
+    of_forward[forward_of(evidence, "launch", told)] = named[told]
+    # A launch outside of any forward wrote to the last place.
+    of_forward[-1] = NO_ROW
+    forwards = rows if kind == "forward" else forward_of(evidence, kind, rows)
+    found = of_forward[forwards]
+    return np.where(found >= 0, found, plans)
 
 
 def with_plans(evidence: Evidence, sites: Sites, plans: Int64Array) -> Sites:
@@ -129,6 +157,7 @@ def with_plans(evidence: Evidence, sites: Sites, plans: Int64Array) -> Sites:
         end = evidence.column("forward", "exit_seq")[sites.rows]
         bound = np.where(present(end), end, NO_BOUND)
     found = evidence.plan_before(sites.kind, sites.rows, bound, plans)
+    found = _named_or(evidence, sites.kind, sites.rows, found)
     return Sites(sites.kind, sites.rows, sites.q_rows, found, sites.pads)
 
 

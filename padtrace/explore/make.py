@@ -71,8 +71,6 @@ _DEVICES: dict[str, dict[str, Any]] = {
     "sm100": {"type": "cuda", "capability": [10, 0]},
     "hip": {"type": "hip"},
 }
-# As a replay shows it for a case that names none.
-_ASSUMED_DEVICE = "cpu"
 
 
 def make(cases: Any, plan: Plan = "auto") -> Recording:
@@ -135,11 +133,10 @@ def _as_list(cases: Any) -> Sequence[Any]:
 
 def _topology(case: CaseInput) -> tuple[Any, ...]:
     """What a process fixes: cases that agree in it share one process."""
-    graph = case.graph.algorithm if case.graph else None
     return (
         *(case.attn_tp, case.attn_cp, case.attn_dp, case.dp_rank, case.cp_v2, case.cp_mode),
-        *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, graph, case.dsa),
-        *(case.topk, case.mlp_sync, case.device),
+        *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, case.dsa),
+        *(case.device, case.topk, _algorithm(case)),
     )
 
 
@@ -189,19 +186,18 @@ class _Process:
             "decode_graph_bs": CAPTURED_BS if case.graph else [],
             "prefill_graph_bs": list(case.prefill_graph_bs),
             "speculative_num_draft_tokens": case.draft_token_num,
-            "topk": case.topk if case.spec else None,
+            "topk": case.topk,
         }
-        device = {} if case.device is None else {"device": case.device}
         return {
             "parallel": {name: columns[name] for name in sizes + ranks},
             "environment": {"SGLANG_ENABLE_CP_V2": "1"} if case.cp_v2 else {},
             "server_args": _server_args(case),
             "workers": {"target": worker, "draft": dict(worker)},
             "custom_all_reduce_max_bytes": case.custom_ar_max,
-            "device": dict(_DEVICES[case.device or _ASSUMED_DEVICE]),
+            "device": dict(_DEVICES[case.device]),
             "case": {
                 "plan": plan,
-                **device,
+                "device": case.device,
                 "cases": [
                     {"id": member.case_id, "batch": batch}
                     for batch, member in enumerate(self.cases)
@@ -210,8 +206,12 @@ class _Process:
         }
 
 
+def _algorithm(case: CaseInput) -> str | None:
+    return case.graph.algorithm if case.graph else "EAGLE" if case.spec else None
+
+
 def _server_args(case: CaseInput) -> dict[str, Any]:
-    algorithm = case.graph.algorithm if case.graph else "EAGLE" if case.spec else None
+    algorithm = _algorithm(case)
     return {
         "tp_size": case.attn_tp * case.attn_cp * case.attn_dp,
         "dp_size": case.attn_dp,
@@ -222,7 +222,7 @@ def _server_args(case: CaseInput) -> dict[str, Any]:
         "dsa_decode_backend": "flashmla_kv",
         "speculative_algorithm": None if algorithm == "NONE" else algorithm,
         "speculative_num_draft_tokens": case.draft_token_num,
-        "speculative_eagle_topk": case.topk if case.spec else None,
+        "speculative_eagle_topk": case.topk,
     }
 
 
@@ -275,8 +275,8 @@ class _Events:
         if not self.plan_first:
             self._plan()
         self._add("launch", {"function": "flash_mla_with_kvcache", "count": 1})
+        hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
         if self.case.mlp_sync:
-            hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
             self._add("unpad", {"hidden_states_before.rows": hidden})
         self.common["parent"] = Absent.NOT_OBSERVED
         values: dict[str, Value] = {"forward_mode": self.case.forward_mode, "can_run_graph": 0}
@@ -349,6 +349,8 @@ def snapshot_before_padding(case: CaseInput) -> Snapshot:
     rows.update({f"{name}.rows": tokens for name in ("input_ids", "positions", "out_cache_loc")})
     rows.update(dict.fromkeys(_NONE_FIELDS))
     total = sum(seq_lens)
+    if case.spec == "draft" and case.forward_mode == "DECODE":
+        rows["positions.rows"] = requests * case.topk
     return {
         **rows,
         "forward_mode": case.forward_mode,
@@ -371,7 +373,7 @@ def _token_rows(case: CaseInput) -> int:
         return sum(case.extend_lens)
     if case.forward_mode in ("TARGET_VERIFY", "DRAFT_EXTEND_V2"):
         return case.batch_size * case.width
-    return case.batch_size * (case.topk if case.forward_mode == "DECODE" else 1)
+    return case.batch_size
 
 
 def _seq_lens(case: CaseInput) -> list[int]:

@@ -128,7 +128,7 @@ def driven_lines(replayed: Recording) -> list[str]:
         return []
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in told.not_driven.items())
     shown = f", shown as {told.device.shown}" if told.device.shown else ""
-    line = f"driven by SGLang's own code: {words.plural(told.driven, 'forward')}{shown}"
+    line = f"driven: {words.plural(told.driven, 'forward')}{shown}"
     lines = [f"{line}; not driven: {reasons}" if reasons else f"{line}; none left out"]
     if told.device.assumed:
         lines.append(f"assumed: {told.device.assumed}")

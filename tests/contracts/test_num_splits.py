@@ -188,9 +188,11 @@ def test_a_call_works_with_the_plan_it_names(
 
     server = Server(attn_tp=2)
     raw, padded = batch("DECODE", 1, 1), batch("DECODE", 2, 2)
-    plans = [server.plan(1, raw, worker="draft", backend_id=0)]
-    server.pad(raw, padded, worker="draft", forward=0)
-    plans.append(server.plan(2, padded, worker="draft", backend_id=1, forward=0))
+    server.add("forward", worker="draft", forward=0, forward_mode="DECODE", exit_seq=99)
+    own: dict[str, int | str] = {"worker": "draft"}
+    plans = [server.plan(1, raw, backend_id=0, page_table_1__rows=1, **own)]
+    server.pad(raw, padded, forward=0, **own)
+    plans.append(server.plan(2, padded, backend_id=1, page_table_1__rows=2, forward=0, **own))
     server.add(
         "launch", worker="draft", forward=0, function="flash_mla_with_kvcache",
         q__shape=[2, 1, 64, 576], num_splits__rows=2, failed=1,
@@ -202,6 +204,10 @@ def test_a_call_works_with_the_plan_it_names(
     (finding,) = check(recording, {"PT101"}).findings
     evidence = Evidence(recording)
     assert wording.planned_rows(evidence, finding) == plan_rows
+    # The tables are judged by that plan too: the older one covers one row of two.
+    tables = check(recording, {"PT102"})
+    shown = [g.first.right.value for g in (*tables.groups, *tables.tolerated)]
+    assert shown == ([1] if named == 0 else [])
     # It says when that very plan was made.
     told = {1: "before the pad", 2: "after the pad", None: "was not recorded"}[plan_rows]
     assert told in finding.sentence

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from padtrace.contracts.engine import check
 from padtrace.errors import UsageError
 from padtrace.explore.make import make
 from padtrace.recording.absent import Absent
 from padtrace.recording.model import Event, Recording
 from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import to_bytes
+from padtrace.replay import releases, service
 
 VERIFY = {"forward_mode": "TARGET_VERIFY", "spec": "verify", "width": 6, "bs": [3], "attn_tp": 4}
 DRAFT_EXTEND = {
@@ -163,9 +165,85 @@ def test_it_is_a_recording_like_any_other() -> None:
     ]
 
 
+def test_a_draft_of_branches_has_a_row_for_each() -> None:
+    # Eight requests of top-k 4, as EagleDraftInput counts them: num_tokens_per_req is the top-k.
+    recording = make({**DRAFT, "bs": [8], "topk": 4})
+    snapshot = _one(recording, "batch").snapshot("exit")
+    assert snapshot is not None
+    # The inputs of the first step are one per request yet.
+    names = ("positions.rows", "input_ids.rows", "batch_size")
+    assert [snapshot[name] for name in names] == [32, 8, 8]
+    assert snapshot["spec_info.num_tokens_per_req"] == 4
+    assert snapshot["spec_info.num_tokens_for_logprob_per_req"] == 4
+    assert snapshot["spec_info.topk_p.rows"] == 8
+    assert recording.facts[0]["workers"]["draft"]["topk"] == 4
+
+
+def test_what_is_not_synchronised_is_not_padded() -> None:
+    recording = make({**DRAFT_EXTEND, "mlp_sync": False})
+    assert {"sync", "pad", "unpad"}.isdisjoint(_kinds(recording))
+    assert {"batch", "plan", "launch", "forward"} <= set(_kinds(recording))
+    assert {event["step_source"] for event in recording.events()} == {"round"}
+    synced = {"sync", "pad", "unpad"} & set(_kinds(make({**DRAFT_EXTEND, "mlp_sync": True})))
+    assert synced == {"sync", "pad", "unpad"} & set(_kinds(make(DRAFT_EXTEND)))
+
+
+@pytest.mark.parametrize(
+    ("device", "facts"),
+    [
+        ("sm90", {"type": "cuda", "capability": [9, 0]}),
+        ("sm100", {"type": "cuda", "capability": [10, 0]}),
+        ("cpu", {"type": "cpu"}),
+        ("hip", {"type": "hip"}),
+    ],
+)
+def test_the_device_is_a_fact(device: str, facts: dict[str, Any]) -> None:
+    made = make({**VERIFY, "device": device}).facts[0]
+    assert (made["device"], made["case"]["device"]) == (facts, device)
+    assert make(VERIFY).facts[0]["case"]["device"] == "cpu"
+
+
+def test_cases_are_steps_of_their_own_unless_they_are_said_to_be_ranks_of_one() -> None:
+    def steps(cases: Any) -> list[int]:
+        made = make(cases)
+        batches = [event for event in made.events() if event.kind == "batch"]
+        ordered = sorted(batches, key=lambda event: str(event["step"]))
+        return sorted(step for event in ordered if isinstance(step := event["step"], int))
+
+    assert steps([VERIFY, EXTEND, VERIFY, IDLE]) == [1, 2, 3, 4]
+    ranks = [{"step": 2, "input": DECODE}, {"step": 2, "input": {**DECODE, "dp_rank": 0}}]
+    assert steps([*ranks, VERIFY, EXTEND]) == [1, 2, 2, 3]
+
+
+@pytest.mark.release
+def test_many_cases_of_one_recording_are_not_taken_for_ranks_of_one_step() -> None:
+    """Two configurations of the same counts, on two DP ranks, that pad to other buffers."""
+    if releases.here("0.5.18") is None:
+        pytest.skip("SGLang 0.5.18 is not here: padtrace releases fetch 0.5.18")
+    shared = {"bs": [3, 1], "attn_dp": 2, "attn_tp": 2, "raw_counts": [3, 1]}
+    decode = {**shared, "forward_mode": "DECODE", "dp_rank": 0}
+    verify = {**shared, "forward_mode": "TARGET_VERIFY", "spec": "verify", "width": 4, "dp_rank": 1}
+    for cases, compared in (
+        ([decode, verify], 0),
+        ([{"step": 1, "input": decode}, {"step": 1, "input": {**decode, "dp_rank": 1}}], 1),
+    ):
+        replayed = service.replay(make(cases), sglang="0.5.18", kernels="off")
+        report = check(replayed, {"PT402"})
+        assert (report.findings, report.evaluated["PT402"]) == ([], compared)
+    service.close()
+
+
 @pytest.mark.parametrize(
     ("case", "named"),
     [
+        ({**VERIFY, "topk": 4, "spec": None, "forward_mode": "DECODE"}, "'topk'"),
+        ({**DRAFT, "topk": 0}, "'topk'"),
+        ({**DRAFT, "topk": 4, "width": 6}, "'topk'"),
+        ({**VERIFY, "mlp_sync": "no"}, "'mlp_sync'"),
+        ({**DECODE, "mlp_sync": False}, "'mlp_sync'"),
+        ({**VERIFY, "device": "sm80"}, "'device'"),
+        ({"step": 0, "input": VERIFY}, "'step'"),
+        ({"step": "one", "input": VERIFY}, "'step'"),
         ({**VERIFY, "forward_mode": "PREFILL"}, "'forward_mode'"),
         ({"spec": "verify", "bs": [1]}, "'forward_mode'"),
         ({**VERIFY, "spec": "draft"}, "'spec'"),
