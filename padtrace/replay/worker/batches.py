@@ -155,6 +155,10 @@ class BatchBuilder:
             return self._modes[name]
         raise self._capabilities.missing(f"forward mode {name}", f"ForwardMode.{name}")
 
+    def lengths(self, snapshot: Snapshot) -> list[int]:
+        """Sequence lengths, one per request, that agree with the snapshot."""
+        return _lengths(snapshot)
+
     def set_field(self, batch: Any, column: str, snapshot: Snapshot) -> None:
         """Give `batch` what `snapshot` says of one column that is not of the speculative input."""
         if column in self._setters:
@@ -217,6 +221,8 @@ class BatchBuilder:
             raise self._capabilities.missing(f"speculative input {name}", f"a class {name}")
         made = _bare(kind, snapshot)
         for field, column, make in _SPEC_COLUMNS:
+            if not hasattr(made, field):
+                continue
             value = snapshot.get(column, Absent.NOT_OBSERVED)
             if value is None:
                 setattr(made, field, None)
@@ -225,32 +231,58 @@ class BatchBuilder:
         return made
 
 
-def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> StandIn:
-    """What the scheduler hands to the function that fills in the counts."""
+def schedule_values(sync: RecordedEvent | None, snapshot: Snapshot) -> dict[str, Any]:
+    """The counts that the scheduler hands to the function that fills them in, if it syncs."""
+    if sync is None:
+        names = (*_SCHEDULED_COUNTS, "lora_ids", "spec_info")
+        return {**dict.fromkeys(names), **dict.fromkeys(_SCHEDULED_VOTES, False)}
     vote = sync.integer("can_run_dp_cuda_graph") == 1
     draft, logprob = (
         sync.vector(name) for name in ("draft_counts_before", "draft_logprob_counts_before")
     )
+    lora = snapshot.get("lora_ids.rows")
+    return {
+        "global_num_tokens": sync.vector("counts_before"),
+        "global_num_tokens_for_logprob": sync.vector("logprob_counts_before"),
+        "draft_global_num_tokens": draft,
+        # Older recordings and made ones do not state it.
+        "draft_global_num_tokens_for_logprob": (
+            logprob if logprob is not None or draft is None else list(draft)
+        ),
+        **dict.fromkeys(_SCHEDULED_VOTES, vote),
+        "dp_spec_prefill_coordination_applied": (
+            snapshot.get("dp_spec_prefill_coordination_applied") == 1
+        ),
+        "lora_ids": [None] * lora if isinstance(lora, int) else None,
+        "spec_info": None,
+    }
+
+
+def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> StandIn:
+    """What the scheduler hands to the function that fills in the counts."""
+    values = schedule_values(sync, {})
+    coordinated = getattr(batch, "dp_spec_prefill_coordination_applied", False)
     return StandIn(
         "schedule batch",
         {
-            "global_num_tokens": sync.vector("counts_before"),
-            "global_num_tokens_for_logprob": sync.vector("logprob_counts_before"),
-            "draft_global_num_tokens": draft,
-            # Older recordings and made ones do not state it.
-            "draft_global_num_tokens_for_logprob": (
-                logprob if logprob is not None or draft is None else list(draft)
-            ),
-            "dp_spec_prefill_coordination_applied": getattr(
-                batch, "dp_spec_prefill_coordination_applied", False
-            ),
-            "can_run_dp_cuda_graph": vote,
-            "can_run_decode_cuda_graph": vote,
-            "can_run_dp_draft_cuda_graph": vote,
+            **values,
+            "dp_spec_prefill_coordination_applied": coordinated,
             "spec_info": batch.spec_info,
             "lora_ids": lora,
         },
     )
+
+
+_SCHEDULED_COUNTS = (
+    *("global_num_tokens", "global_num_tokens_for_logprob"),
+    *("draft_global_num_tokens", "draft_global_num_tokens_for_logprob"),
+)
+_SCHEDULED_VOTES = (
+    *("dp_spec_prefill_coordination_applied", "can_run_dp_cuda_graph"),
+    *("can_run_decode_cuda_graph", "can_run_dp_draft_cuda_graph"),
+)
+# What of the scheduler's batch only some releases have.
+SCHEDULED = (*_SCHEDULED_COUNTS, *_SCHEDULED_VOTES)
 
 
 def _nothing_to_set(value: Value, name: str) -> bool:

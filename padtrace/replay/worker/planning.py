@@ -86,7 +86,7 @@ def install_kernels(capabilities: Capabilities, provenance: Provenance) -> None:
         package.flash_mla = module  # type: ignore[attr-defined]
     backend_module = capabilities.dsa_module
     if hasattr(backend_module, "seqlens_expand_triton"):
-        expand = _interpreted(backend_module.seqlens_expand_triton)
+        expand = interpreted(backend_module.seqlens_expand_triton)
         backend_module.seqlens_expand_triton = expand  # type: ignore[attr-defined]
     _watch_metadata(capabilities.dsa_class, provenance)
 
@@ -97,7 +97,7 @@ def _metadata_of_contract(cache_seqlens: Any, *_: Any, **__: Any) -> tuple[Any, 
     return schedule, torch.zeros(cache_seqlens.shape[0] + 1, dtype=torch.int32)
 
 
-def _interpreted(original: Callable[..., Any]) -> Callable[..., Any]:
+def interpreted(original: Callable[..., Any]) -> Callable[..., Any]:
     """Run the real kernel; equal arguments once, since interpreting takes milliseconds."""
     seen: dict[tuple[Any, ...], Any] = {}
 
