@@ -68,7 +68,11 @@ class Script:
 
 def import_sglang(sglang: str) -> str:
     """Import the SGLang that `--sglang` means, as the replay worker does; returns its version."""
-    from padtrace.replay.worker.obstacles import prepare_environment, prepare_torch
+    from padtrace.replay.worker.obstacles import (
+        prepare_environment,
+        prepare_modules,
+        prepare_torch,
+    )
 
     release = releases.resolve(sglang, None, lambda text: print(text, file=sys.stderr))
     if release.root is not None:
@@ -76,7 +80,6 @@ def import_sglang(sglang: str) -> str:
     prepare_environment()
     prepare_torch()
     from padtrace.replay.worker.capabilities import import_release
-    from padtrace.replay.worker.planning import prepare_modules
 
     version = import_release()
     prepare_modules()
@@ -324,9 +327,10 @@ class _Rehearsal:
     """Runs batches of one rank through SGLang's real functions and keeps what they changed."""
 
     def __init__(self, scene: Scene, facts: Any, server_args: Any) -> None:
-        from padtrace.replay.worker.batches import BatchBuilder
         from padtrace.replay.worker.planning import Planner
         from padtrace.replay.worker.runners import padding_runner
+
+        from padtrace.replay.worker.batches import BatchBuilder
 
         capabilities = scene.capabilities
         self._scene = scene

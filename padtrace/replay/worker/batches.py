@@ -16,7 +16,7 @@ from padtrace.recording.model import Snapshot, Value
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.snapshots import ALIASES
-from padtrace.replay.worker.standins import StandIn, Unobserved
+from padtrace.replay.worker.standins import Unobserved
 
 _INT64 = torch.int64
 _INT32 = torch.int32
@@ -256,21 +256,6 @@ def schedule_values(sync: RecordedEvent | None, snapshot: Snapshot) -> dict[str,
         "lora_ids": [None] * lora if isinstance(lora, int) else None,
         "spec_info": None,
     }
-
-
-def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> StandIn:
-    """What the scheduler hands to the function that fills in the counts."""
-    values = schedule_values(sync, {})
-    coordinated = getattr(batch, "dp_spec_prefill_coordination_applied", False)
-    return StandIn(
-        "schedule batch",
-        {
-            **values,
-            "dp_spec_prefill_coordination_applied": coordinated,
-            "spec_info": batch.spec_info,
-            "lora_ids": lora,
-        },
-    )
 
 
 _SCHEDULED_COUNTS = (

@@ -88,6 +88,21 @@ class Driver:
         except NotDrivenError as error:
             self._why_not = error.reason
 
+    def key(self, group: Group) -> tuple[object, ...]:
+        """Equal for batches whose inputs are equal, whatever was recorded of their outcome."""
+        made = next((event for event in group.events if event.kind == "batch"), None)
+        sync = next((event for event in group.events if event.kind == "sync"), None)
+        first = made or group.events[0]
+        unpads = [event for event in group.events if event.kind == "unpad"]
+        return (
+            _not_eager(group),
+            _worker(group),
+            first.code("exit" if made is not None else "entry"),
+            None if sync is None else sync.inputs(),
+            sum(event.kind == "forward" for event in group.events),
+            bool(unpads) and unpads[0]["hidden_states_before.rows"] is None,
+        )
+
     def drive(self, group: Group) -> Driven:
         """One recorded batch, all its forwards."""
         try:
@@ -115,8 +130,6 @@ class Driver:
         if isinstance(snapshot.get("tbo_split_seq_index"), int):
             raise NotDrivenError("two-batch overlap")
         sync = next((event for event in group.events if event.kind == "sync"), None)
-        workers = (event.text("worker") for event in group.events)
-        worker = next((name for name in workers if name in ("target", "draft")), "target")
         unpads = [event for event in group.events if event.kind == "unpad"]
         self._expectations.hidden = (
             False if unpads and unpads[0]["hidden_states_before.rows"] is None else None
@@ -127,7 +140,7 @@ class Driver:
             self._instruments.provenance,
             snapshot,
             sync,
-            worker,
+            _worker(group),
         )
 
     # --- which way a batch goes -------------------------------------------------------------------
@@ -147,9 +160,7 @@ class Driver:
         runner = self._runners.runner(batch.worker)
 
         def forward() -> None:
-            made = self._capabilities.batch_class.init_new(
-                batch.schedule(runner), runner
-            )
+            made = self._capabilities.batch_class.init_new(batch.schedule(runner), runner)
             runner.forward(made)
 
         return forward
@@ -190,7 +201,7 @@ class Driver:
     def _draft(self, batch: RecordedBatch, draft: Any) -> None:
         kind = type(draft)
         schedule = batch.schedule(draft.draft_runner)
-        schedule.spec_info = self._draft_input(batch, draft)
+        vars(schedule)["spec_info"] = self._draft_input(batch, draft)
 
         def and_no_further(forward_batch: Any) -> None:
             kind.draft_forward(draft, forward_batch)
@@ -224,9 +235,7 @@ class Driver:
             {
                 "accept_lens": self._accepted(batch, size),
                 "next_token_ids": torch.zeros(tokens, dtype=torch.int64),
-                "logits_output": StandIn(
-                    "logits output", {"hidden_states": self._hidden(batch)}
-                ),
+                "logits_output": StandIn("logits output", {"hidden_states": self._hidden(batch)}),
                 "next_draft_input": StandIn("next draft input", {}),
                 "can_run_cuda_graph": False,
                 "prepared_draft_extend_inputs": None,
@@ -247,7 +256,6 @@ class Driver:
             extend_seq_lens=lengths,
             prefix_lens=prefix if isinstance(prefix, list) else None,
         )
-        schedule.reqs = [_Request() for _ in range(size)]
         draft._draft_extend_for_prefill(
             schedule, self._hidden(batch), torch.zeros(size, dtype=torch.int64)
         )
@@ -292,11 +300,10 @@ class Driver:
         return Driven(tap.end(), notes.chains)
 
 
-class _Request:
-    """A request of a prefill, of which only the tail tokens of a chunked prompt are asked."""
-
-    is_chunked = 0
-    inflight_middle_chunks = 0
+def _worker(group: Group) -> str:
+    """Whose model runner a batch belongs to."""
+    workers = (event.text("worker") for event in group.events)
+    return next((name for name in workers if name in ("target", "draft")), "target")
 
 
 def _not_eager(group: Group) -> str:

@@ -24,7 +24,12 @@ class Instruments:
     def __init__(self, capabilities: Capabilities, provenance: Provenance, device: str) -> None:
         self.provenance = provenance
         self.leaves = Leaves(capabilities, device)
-        _ = capabilities.dsa_class, capabilities.runner_class, capabilities.eager_runner_class, capabilities.scale
+        _ = (
+            capabilities.dsa_class,
+            capabilities.runner_class,
+            capabilities.eager_runner_class,
+            capabilities.scale,
+        )
         self.leaves.install()
         self.answer: Answer | None = None
         self._replace_init_new(capabilities.batch_class)

@@ -18,10 +18,11 @@ import torch
 from padtrace.recording.model import Value
 from padtrace.replay.devices import CPU
 from padtrace.replay.worker.capabilities import Capabilities
+from padtrace.replay.worker.copies import replace_copies
 from padtrace.replay.worker.device import multi_processors
+from padtrace.replay.worker.expand_kernel import interpreted
 from padtrace.replay.worker.launches import LaunchJudge
 from padtrace.replay.worker.obstacles import KERNELS, hollow_module, import_or_none
-from padtrace.replay.worker.planning import interpreted
 from padtrace.replay.worker.snapshots import rows
 from padtrace.replay.worker.standins import NotHeldError, sglang_line
 
@@ -162,17 +163,12 @@ class Leaves:
                 replace_everywhere(name, home, _always(stand_in))
 
 
-def replace_everywhere(
-    name: str, home: ModuleType, make: Callable[[Any], Any]
-) -> None:
+def replace_everywhere(name: str, home: ModuleType, make: Callable[[Any], Any]) -> None:
     """Put `make(original)` in the place of a function, also where SGLang copied its name."""
     original = getattr(home, name)
     made = make(original)
     setattr(home, name, made)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("sglang"):
-            if vars(module).get(name) is original:
-                setattr(module, name, made)
+    replace_copies(name, original, made)
 
 
 def flash_attn_varlen_func(q: torch.Tensor, k: Any, v: Any, **options: Any) -> torch.Tensor:

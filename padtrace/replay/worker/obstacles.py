@@ -154,3 +154,19 @@ def import_or_none(name: str) -> ModuleType | None:
                 raise
             HOLLOW.append(missing)
             hollow_module(missing)
+
+
+# Kernel packages and modules that only a GPU machine can import, by what they need.
+_GPU_MODULES = (
+    ("cutlass", "sglang.jit_kernel.dsa.cutedsl_paged_mqa_logits"),
+    ("flash_mla", "flash_mla"),
+    ("flash_mla", "flash_mla.flash_mla_interface"),
+)
+
+
+def prepare_modules() -> None:
+    """Stand in for kernel modules that the DSA backend imports and this machine cannot."""
+    missing = {needed for needed, _ in _GPU_MODULES if importlib.util.find_spec(needed) is None}
+    for needed, name in _GPU_MODULES:
+        if needed in missing:
+            hollow_module(name)

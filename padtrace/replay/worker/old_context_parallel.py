@@ -21,9 +21,9 @@ class OldContextParallel:
             for name in ("sglang.srt.layers.utils.cp_utils", "sglang.srt.layers.cp_utils"):
                 functions = import_or_none(name)
                 wanted = ("cp_split_and_rebuild_data", "prepare_context_parallel_metadata")
-                if functions is not None and all(hasattr(functions, one) for one in wanted):
-                    if hasattr(utils, f"can_{family}_cp_split"):
-                        return cls(utils, functions, family)
+                there = functions is not None and all(hasattr(functions, one) for one in wanted)
+                if there and hasattr(utils, f"can_{family}_cp_split"):
+                    return cls(utils, functions, family)
         return None
 
     def through_cp_v2(self, batch: Any) -> bool:

@@ -15,6 +15,7 @@ from padtrace.recording.model import Snapshot
 from padtrace.replay.worker.batches import SCHEDULED, BatchBuilder, schedule_values
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.events import RecordedEvent
+from padtrace.replay.worker.groups import Group
 from padtrace.replay.worker.not_driven import NotDrivenError
 from padtrace.replay.worker.provenance import Provenance
 from padtrace.replay.worker.standins import StandIn, Unobserved
@@ -83,9 +84,7 @@ class RecordedBatch:
             "sampling_info": None,
             "reqs": [],
             "out_cache_loc": None,
-            "token_to_kv_pool_allocator": StandIn(
-                "KV allocator", {"page_size": runner.page_size}
-            ),
+            "token_to_kv_pool_allocator": StandIn("KV allocator", {"page_size": runner.page_size}),
             **schedule_values(self._sync, self.snapshot),
         }
         known = self._capabilities.schedule_fields
@@ -116,7 +115,7 @@ class RecordedBatch:
                 setattr(batch, name, getattr(runner, name))
         self._capture_mode(batch, runner, options)
         if self._sync is not None:
-            self._scale(batch, schedule)
+            self.scale(batch, schedule)
         return batch
 
     def _capture_mode(self, batch: Any, runner: Any, options: dict[str, Any]) -> None:
@@ -129,7 +128,8 @@ class RecordedBatch:
             mode = modes.NULL if runner.spec_algorithm.is_none() else modes.FULL
         batch.capture_hidden_mode = mode
 
-    def _scale(self, batch: Any, schedule: Any) -> None:
+    def scale(self, batch: Any, schedule: Any) -> None:
+        """Fill in the counts of the ranks by the release's own function."""
         batch.global_num_tokens_cpu = batch.global_num_tokens_gpu = None
         batch.original_global_num_tokens_cpu = batch.global_num_tokens_for_logprob_cpu = None
         self._capabilities.scale(batch, schedule, self.worker == "draft")
@@ -140,3 +140,23 @@ class RecordedBatch:
         if after is not None and source is not None and not aliases:
             width = getattr(batch.spec_info, "num_tokens_per_req", None)
             after[:] = self._provenance.scaled(source, after, width)
+
+
+def scaled_batch(
+    capabilities: Capabilities, builder: BatchBuilder, provenance: Provenance, group: Group
+) -> Any:
+    """The batch of a group as it was handed on, its counts scaled; None where it was not seen."""
+    made = next((event for event in group.events if event.kind == "batch"), None)
+    snapshot = None if made is None else made.snapshot("exit")
+    if snapshot is None:
+        return None
+    sync = next((event for event in group.events if event.kind == "sync"), None)
+    worker = group.events[0].text("worker") or "target"
+    recorded = RecordedBatch(capabilities, builder, provenance, snapshot, sync, worker)
+    batch = builder.build(snapshot)
+    if sync is not None:
+        schedule = StandIn(
+            "ScheduleBatch", {**schedule_values(sync, snapshot), "spec_info": batch.spec_info}
+        )
+        recorded.scale(batch, schedule)
+    return batch

@@ -22,6 +22,7 @@ from padtrace.replay.worker.context import Topology
 from padtrace.replay.worker.model import Expectations, OneLayerModel
 from padtrace.replay.worker.model_config import model_values, strict_model_config
 from padtrace.replay.worker.not_driven import NotDrivenError
+from padtrace.replay.worker.process_groups import ProcessGroups
 from padtrace.replay.worker.standins import StandIn, not_held
 
 _PAGE = 64
@@ -140,10 +141,10 @@ class Runners:
     ) -> None:
         self._capabilities = capabilities
         self.facts: Facts = topology.facts
-        self.server_args = topology.server_args
-        self.groups = topology.groups
+        self.server_args: Any = topology.server_args
+        self.groups: ProcessGroups = topology.groups
         self.expectations = expectations
-        self.values = model_values(topology.target())
+        self.values: dict[str, Any] = model_values(topology.target())
         self._runners: dict[str, Any] = {}
         self._drafts: dict[tuple[int, int, int], Any] = {}
         if self.facts.parallel.pp_size > 1:

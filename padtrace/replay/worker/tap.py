@@ -26,7 +26,8 @@ from padtrace.recording.absent import (
     value_of,
 )
 from padtrace.recording.model import Snapshot, Value
-from padtrace.replay.worker.outcomes import error_values
+from padtrace.replay.worker.copies import replace_copies
+from padtrace.replay.worker.errors import error_values
 from padtrace.replay.worker.standins import NotHeldError
 
 Note = Callable[[int, Sequence[int], Sequence[int]], None]
@@ -193,9 +194,7 @@ class Tap:
 
     def install(self) -> None:
         """Put every probe around its function; the kernels must have their stand-ins already."""
-        _WorkerInstaller(
-            self._context, None, live_look, _register, lambda: False
-        ).install()
+        _WorkerInstaller(self._context, None, live_look, _register, lambda: False).install()
 
     def begin(self, cp_rank: int, note: Note | None = None) -> None:
         """Number events from 0 again; backends keep their numbers until `new_process`.
@@ -268,12 +267,5 @@ def _register(dotted: str, hooked: Around) -> None:
             before = getattr(holder, parts[-1])
             wrap_attribute(holder, parts[-1], hooked)
             if holder is module:
-                _replace_copies(before, getattr(holder, parts[-1]), parts[-1])
+                replace_copies(parts[-1], before, getattr(holder, parts[-1]))
         return
-
-
-def _replace_copies(before: Any, after: Any, name: str) -> None:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("sglang"):
-            if vars(module).get(name) is before:
-                setattr(module, name, after)
