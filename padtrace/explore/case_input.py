@@ -17,6 +17,7 @@ FORWARD_MODES = ("DECODE", "TARGET_VERIFY", "DRAFT_EXTEND_V2", "EXTEND", "IDLE")
 SPEC_KINDS = ("verify", "draft", "draft_extend")
 CP_MODES = ("in-seq-split", "round-robin-split")
 GRAPH_RUNNERS = ("decode", "eagle_draft", "eagle_draft_extend")
+DEVICES = ("cpu", "sm90", "sm100", "hip")
 ALGORITHMS = ("NONE", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "FROZEN_KV_MTP")
 
 MAX_RANKS = 1024
@@ -31,7 +32,7 @@ _KEYS = (
     *("dp_rank", "cp_v2", "cp_mode", "is_extend_in_batch", "extend_lens", "prefix_lens"),
     *("seq_lens", "hidden_states", "logits_hidden", "steps", "draft_worker", "draft_raw"),
     *("draft_token_num", "logprob_width", "graph", "prefill_graph_bs", "can_run_prefill_graph"),
-    *("custom_ar_max", "no_dsa"),
+    *("custom_ar_max", "no_dsa", "device", "topk", "mlp_sync"),
 )
 
 _MODE_OF_SPEC = {
@@ -61,6 +62,10 @@ class CaseInput:
         draft_raw: the same for a draft worker that has counts of its own; None otherwise.
         hidden_states, logits_hidden: False where the tensor is None.
         dsa: False where only the pad function of the DSA backend is run, without a backend.
+        device: what SGLang is shown.
+        topk: `speculative_eagle_topk`: rows per request of a draft's forwards.
+        mlp_sync: whether ranks synchronise their counts before a forward, as servers with DP or
+            gathered buffers do; without it nothing is padded.
     """
 
     case_id: str
@@ -91,6 +96,9 @@ class CaseInput:
     can_run_prefill_graph: bool
     custom_ar_max: int | None
     dsa: bool
+    device: str
+    topk: int
+    mlp_sync: bool
 
     @property
     def batch_size(self) -> int:
@@ -197,6 +205,9 @@ def _read_input(raw: dict[str, Any], case_id: str, name: str) -> CaseInput:
         can_run_prefill_graph=keys.take("can_run_prefill_graph", False, _boolean),
         custom_ar_max=keys.take("custom_ar_max", None, _optional(_integer(0, 1 << 40))),
         dsa=not keys.take("no_dsa", False, _boolean),
+        device=keys.take("device", "cpu", _one_of(DEVICES)),
+        topk=keys.take("topk", 1, _integer(1, MAX_WIDTH)),
+        mlp_sync=keys.take("mlp_sync", True, _boolean),
     )
     keys.finish()
     _check_together(case, name)

@@ -107,6 +107,7 @@ def _topology(case: CaseInput) -> tuple[Any, ...]:
     return (
         *(case.attn_tp, case.attn_cp, case.attn_dp, case.dp_rank, case.cp_v2, case.cp_mode),
         *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, graph, case.dsa),
+        *(case.device, case.topk),
     )
 
 
@@ -156,6 +157,7 @@ class _Process:
             "decode_graph_bs": CAPTURED_BS if case.graph else [],
             "prefill_graph_bs": list(case.prefill_graph_bs),
             "speculative_num_draft_tokens": case.draft_token_num,
+            "topk": case.topk,
         }
         return {
             "parallel": {name: columns[name] for name in sizes + ranks},
@@ -165,6 +167,7 @@ class _Process:
             "custom_all_reduce_max_bytes": case.custom_ar_max,
             "case": {
                 "plan": plan,
+                "device": case.device,
                 "cases": [
                     {"id": member.case_id, "batch": batch}
                     for batch, member in enumerate(self.cases)
@@ -185,6 +188,7 @@ def _server_args(case: CaseInput) -> dict[str, Any]:
         "dsa_decode_backend": "flashmla_kv",
         "speculative_algorithm": None if algorithm == "NONE" else algorithm,
         "speculative_num_draft_tokens": case.draft_token_num,
+        "speculative_eagle_topk": case.topk,
     }
 
 
@@ -231,12 +235,14 @@ class _Events:
         self.process.forwards += 1
         enter = self._next()
         self.common["parent"] = enter
-        self._add("pad", {"function": "prepare_mlp_sync_batch"})
+        if self.case.mlp_sync:
+            self._add("pad", {"function": "prepare_mlp_sync_batch"})
         if not self.plan_first:
             self._plan()
         self._add("launch", {"function": "flash_mla_with_kvcache", "count": 1})
         hidden: Value = Absent.NOT_OBSERVED if self.case.logits_hidden else None
-        self._add("unpad", {"hidden_states_before.rows": hidden})
+        if self.case.mlp_sync:
+            self._add("unpad", {"hidden_states_before.rows": hidden})
         self.common["parent"] = Absent.NOT_OBSERVED
         values: dict[str, Value] = {"forward_mode": self.case.forward_mode, "can_run_graph": 0}
         self._add("forward", values, enter=enter)
@@ -268,16 +274,17 @@ class _Events:
         enter = self._next()
         counts = list(self.case.raw_counts)
         draft = self.case.draft_raw
-        self._add(
-            "sync",
-            {
-                "counts_before": counts,
-                "logprob_counts_before": counts,
-                "draft_counts_before": None if draft is None else list(draft),
-                "can_run_dp_cuda_graph": 1,
-                "parent": enter,
-            },
-        )
+        if self.case.mlp_sync:
+            self._add(
+                "sync",
+                {
+                    "counts_before": counts,
+                    "logprob_counts_before": counts,
+                    "draft_counts_before": None if draft is None else list(draft),
+                    "can_run_dp_cuda_graph": 1,
+                    "parent": enter,
+                },
+            )
         exit_snapshot = snapshot_before_padding(self.case)
         self._add("batch", {"function": "made", "exit": exit_snapshot}, enter=enter)
 
@@ -304,6 +311,8 @@ def snapshot_before_padding(case: CaseInput) -> Snapshot:
     rows.update({f"{name}.rows": tokens for name in ("input_ids", "positions", "out_cache_loc")})
     rows.update(dict.fromkeys(_NONE_FIELDS))
     total = sum(seq_lens)
+    if case.spec == "draft" and case.forward_mode == "DECODE":
+        rows["positions.rows"] = requests * case.topk
     return {
         **rows,
         "forward_mode": case.forward_mode,
@@ -354,6 +363,11 @@ def _extend_fields(case: CaseInput, seq_lens: list[int]) -> Snapshot:
     return fields
 
 
+def _rows_per_request(case: CaseInput) -> int:
+    """Of a draft's forwards, rows are requests x top-k."""
+    return max(case.width, case.topk) if case.spec == "draft" else case.width
+
+
 def _spec_fields(case: CaseInput, tokens: int) -> Snapshot:
     if case.spec is None:
         return {"spec_info": None}
@@ -361,7 +375,7 @@ def _spec_fields(case: CaseInput, tokens: int) -> Snapshot:
     hidden = tokens if case.hidden_states else None
     fields: Snapshot = {
         "spec_info": _SPEC_CLASSES[case.spec],
-        "spec_info.num_tokens_per_req": case.width,
+        "spec_info.num_tokens_per_req": _rows_per_request(case),
         "spec_info.draft_probs.rows": None,
         "spec_info.positions.rows": None,
     }
