@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from typing import IO
 
-_KEPT_LINES = 40
+_KEPT_LINES = 200
 _SHOWN_LINES = 3
 _LINE_BYTES = 4096
+# What binding libraries say of their own objects when any process with them ends.
+_NOISE = re.compile(
+    r"nanobind: (leaked|this is likely)| - leaked | - \.\.\. skipped|See https://nanobind"
+)
 
 
 class LastWords:
@@ -27,7 +32,8 @@ class LastWords:
     def text(self) -> str:
         """The last lines that are not blank, in one; to be asked when the process has ended."""
         self._thread.join(timeout=2)
-        shown = [line for line in self._lines if line][-_SHOWN_LINES:]
+        said = [line for line in self._lines if line and not _NOISE.match(line)]
+        shown = said[-_SHOWN_LINES:]
         return " | ".join(shown) or "it wrote nothing"
 
     def _read(self) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from padtrace.recording import schema
-from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE, Absent
 from padtrace.recording.model import Value
 from padtrace.replay.worker.events import HEADER, RecordedEvent
 from padtrace.replay.worker.provenance import Chain
 from padtrace.replay.worker.tap import DrivenEvent
 
 _AT = {name: place for place, name in enumerate(HEADER)}
+_NOT_DRIVEN = ("count", "k_cache.shape", "tile_scheduler_metadata.rows")
 _NUMBERS = ("enter_seq", "exit_seq", "parent")
 _STRINGS = tuple(column.name for column in schema.HEADER if column.type is schema.ColumnType.STRING)
 
@@ -51,6 +52,7 @@ def of_driven(
     """
     forwards = [event.header_codes() for event in recorded if event.kind == "forward"]
     base = recorded[0].header_codes()
+    rest = _Rest(recorded)
     made = []
     for event in driven:
         number = event.header["forward"]
@@ -64,10 +66,33 @@ def of_driven(
             header[_AT[name]] = code + first if code > HIGHEST_ABSENT_CODE else code
         kept = chains.get(event.entered, {})
         values = event.values
-        if event.kind == "launch" and isinstance(values["plan_seq"], int):
-            values = {**values, "plan_seq": values["plan_seq"] + first}
+        if event.kind == "launch":
+            values = {**values, **rest.of(event)}
+            if isinstance(values["plan_seq"], int):
+                values["plan_seq"] += first
         made.append(ReplayedEvent(event.kind, header, values, kept))
     return made
+
+
+class _Rest:
+    """What a kernel call has that no padding decision makes: layers, size of the cache, SM parts.
+
+    One layer without pages is driven, so these are the recorded call's, where there is one.
+    """
+
+    def __init__(self, recorded: Sequence[RecordedEvent]) -> None:
+        self._calls: dict[str, list[RecordedEvent]] = {}
+        for event in recorded:
+            if event.kind == "launch":
+                self._calls.setdefault(event.text("function") or "", []).append(event)
+
+    def of(self, event: DrivenEvent) -> dict[str, Value]:
+        """The columns of the next recorded call of the same kernel."""
+        calls = self._calls.get(str(event.values["function"]))
+        if not calls:
+            return dict.fromkeys(_NOT_DRIVEN, Absent.NOT_OBSERVED)
+        call = calls.pop(0)
+        return {name: call[name] for name in _NOT_DRIVEN}
 
 
 def of_recorded(recorded: Sequence[RecordedEvent], first: int) -> list[ReplayedEvent]:
