@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import IO
 
-_KEPT_LINES = 200
+_KEPT_LINES = 40
 _SHOWN_LINES = 3
 _LINE_BYTES = 4096
 # What binding libraries say of their own objects when any process with them ends.
@@ -32,11 +32,12 @@ class LastWords:
     def text(self) -> str:
         """The last lines that are not blank, in one; to be asked when the process has ended."""
         self._thread.join(timeout=2)
-        said = [line for line in self._lines if line and not _NOISE.match(line)]
-        shown = said[-_SHOWN_LINES:]
+        shown = [line for line in self._lines if line][-_SHOWN_LINES:]
         return " | ".join(shown) or "it wrote nothing"
 
     def _read(self) -> None:
         with self._stream:
             while line := self._stream.readline(_LINE_BYTES):
-                self._lines.append(line.decode(errors="replace").rstrip())
+                text = line.decode(errors="replace").rstrip()
+                if not _NOISE.match(text):
+                    self._lines.append(text)
