@@ -103,11 +103,10 @@ def _as_list(cases: Any) -> Sequence[Any]:
 
 def _topology(case: CaseInput) -> tuple[Any, ...]:
     """What a process fixes: cases that agree in it share one process."""
-    graph = case.graph.algorithm if case.graph else None
     return (
         *(case.attn_tp, case.attn_cp, case.attn_dp, case.dp_rank, case.cp_v2, case.cp_mode),
-        *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, graph, case.dsa),
-        *(case.device, case.topk),
+        *(case.draft_token_num, case.prefill_graph_bs, case.custom_ar_max, case.dsa),
+        *(case.device, case.topk, _algorithm(case)),
     )
 
 
@@ -176,8 +175,12 @@ class _Process:
         }
 
 
+def _algorithm(case: CaseInput) -> str | None:
+    return case.graph.algorithm if case.graph else "EAGLE" if case.spec else None
+
+
 def _server_args(case: CaseInput) -> dict[str, Any]:
-    algorithm = case.graph.algorithm if case.graph else "EAGLE" if case.spec else None
+    algorithm = _algorithm(case)
     return {
         "tp_size": case.attn_tp * case.attn_cp * case.attn_dp,
         "dp_size": case.attn_dp,

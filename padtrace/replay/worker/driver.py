@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from padtrace.errors import PadtraceError
+from padtrace.recording.absent import Absent
 from padtrace.replay.worker.batches import BatchBuilder
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.chains import ChainNotes
 from padtrace.replay.worker.context import Topology
+from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.groups import Group
 from padtrace.replay.worker.instruments import Instruments
 from padtrace.replay.worker.launches import LaunchJudge
@@ -131,9 +133,7 @@ class Driver:
             raise NotDrivenError("two-batch overlap")
         sync = next((event for event in group.events if event.kind == "sync"), None)
         unpads = [event for event in group.events if event.kind == "unpad"]
-        self._expectations.hidden = (
-            False if unpads and unpads[0]["hidden_states_before.rows"] is None else None
-        )
+        self._expectations.hidden = self._hidden_states(unpads[0] if unpads else None)
         return RecordedBatch(
             self._capabilities,
             self._builder,
@@ -142,6 +142,13 @@ class Driver:
             sync,
             _worker(group),
         )
+
+    def _hidden_states(self, unpad: RecordedEvent | None) -> bool | None:
+        """Whether the model hands hidden states on, as recorded; None where the batch says it."""
+        value = None if unpad is None else unpad["hidden_states_before.rows"]
+        if unpad is None or (value is Absent.NOT_OBSERVED and self._facts.case is None):
+            return None
+        return value is not None
 
     # --- which way a batch goes -------------------------------------------------------------------
 

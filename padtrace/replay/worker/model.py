@@ -23,8 +23,8 @@ class Expectations:
     """What a forward's output has, as far as no shape says it.
 
     Attributes:
-        hidden: whether the logits processor hands hidden states on; None where the batch says it
-            by its capture mode.
+        hidden: whether the logits processor hands hidden states on, as was recorded; None where
+            the batch says it by its capture mode.
     """
 
     hidden: bool | None = None
@@ -97,14 +97,15 @@ class OneLayerModel(torch.nn.Module):
 
     def _handed_on(self, hidden: Any, logits_rows: int, forward_batch: Any) -> Any:
         mode = getattr(forward_batch.capture_hidden_mode, "name", None)
-        if self._expectations.hidden is False or mode in (None, "NULL"):
+        expected = self._expectations.hidden
+        if expected is False or (expected is None and mode in (None, "NULL")):
             return None
-        return hidden[:logits_rows] if mode == "LAST" else hidden
+        return hidden if mode == "FULL" else hidden[:logits_rows]
 
     def _split_old_way(self, rows: int, forward_batch: Any) -> None:
         """The metadata of context parallelism before CP-v2, as `DeepseekV2ForCausalLM.forward`."""
         old = self._capabilities.old_context_parallel
-        if old is None or old.through_cp_v2(forward_batch) or not old.enabled():
+        if old is None or not old.enabled() or old.on_cp_v2(forward_batch):
             return
         if old.can_split(rows, self._cp_size, True, forward_batch):
             forward_batch.attn_cp_metadata = old.prepare(
@@ -123,9 +124,7 @@ class OneLayerModel(torch.nn.Module):
         rows = input_ids.shape[0] if input_embeds is None else input_embeds.shape[0]
         hidden = torch.zeros((rows, 1))
         old = self._capabilities.old_context_parallel
-        splits = (
-            old is not None and not old.through_cp_v2(forward_batch) and old.uses(forward_batch)
-        )
+        splits = old is not None and not old.on_cp_v2(forward_batch) and old.uses(forward_batch)
         if splits:
             assert old is not None
             hidden = old.split(forward_batch, hidden)

@@ -26,13 +26,20 @@ class OldContextParallel:
                     return cls(utils, functions, family)
         return None
 
-    def through_cp_v2(self, batch: Any) -> bool:
-        """Whether this batch goes through CP-v2 instead."""
+    def on_cp_v2(self, batch: Any) -> bool:
+        """Whether this batch is split at the runner's boundary instead, or not at all.
+
+        A server on CP-v2 splits prefills there. The models of 0.5.16 call the old way for every
+        batch still, and assert that a verify's rows divide by the ranks; that is not followed.
+        """
         cp = import_or_none("sglang.srt.layers.cp.utils")
-        for name in ("is_cp_v2_active", "is_cp_active"):
-            if cp is not None and hasattr(cp, name):
-                return bool(getattr(cp, name)(batch))
-        return False
+        if cp is None:
+            return False
+        active = getattr(cp, "is_cp_v2_active", None) or getattr(cp, "is_cp_active", None)
+        if active is not None and active(batch):
+            return True
+        on = getattr(cp, "enable_cp_v2", None)
+        return on is None or (bool(on()) and not batch.forward_mode.is_context_parallel_extend())
 
     def enabled(self) -> bool:
         return bool(getattr(self._utils, f"is_{self._family}_enable_prefill_cp")())

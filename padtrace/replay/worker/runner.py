@@ -267,6 +267,8 @@ class Runners:
             "start_layer": 0,
             "get_key_buffer": lambda layer: cache,
             "set_mla_kv_buffer": _write_kv,
+            # Copies of a prefix's last page for each branch of a draft tree: values, not rows.
+            "move_kv_cache": lambda to, source: None,
         }
         return {
             "token_to_kv_pool": StandIn("token_to_kv_pool", pool, absent=("kv_shard",)),
