@@ -38,6 +38,7 @@ def rerun(
     known: KnownReports | None = None,
     strict: bool = False,
     jobs: int | None = None,
+    device: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Outcome:
     """Replay a recording and judge the result.
@@ -49,7 +50,12 @@ def rerun(
     from padtrace.replay import service
 
     replayed = service.replay(
-        recording, sglang=sglang, kernels=kernels, jobs=jobs, progress=progress or _silent
+        recording,
+        sglang=sglang,
+        kernels=kernels,
+        jobs=jobs,
+        device=device,
+        progress=progress or _silent,
     )
     report = check(replayed, only, known=known, strict=strict)
     differences = compare(recording, replayed)

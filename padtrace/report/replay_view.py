@@ -65,7 +65,7 @@ class ReplayView:
         out.print(Text(f"replayed on SGLang {name}: {terminal.diagnosis(outcome.report)}"))
         out.print()
         rows_view.print_rows(out, replayed)
-        for line in kernel_lines(replayed):
+        for line in (*driven_lines(replayed), *kernel_lines(replayed)):
             out.print(Text(line, style="dim"))
         self._compared(outcome, name)
         if written is not None:
@@ -98,6 +98,22 @@ class ReplayView:
                 Padding(Text(f"not the release's source: {', '.join(changed)}"), (0, 0, 0, 2))
             )
         out.print()
+
+
+def driven_lines(replayed: Recording) -> list[str]:
+    """What SGLang's own path was driven for, on which device shown, and what was not and why."""
+    told = replayed.coverage.get("driven")
+    if not isinstance(told, dict):
+        return []
+    left_out = told.get("not_driven") or {}
+    reasons = "; ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+    device = told.get("device") or {}
+    shown = f", shown as {device['shown']}" if device.get("shown") else ""
+    line = f"driven: {words.plural(told.get('driven', 0), 'forward')}{shown}"
+    lines = [f"{line}; not driven: {reasons}" if reasons else f"{line}; none left out"]
+    if device.get("assumed"):
+        lines.append(f"assumed: {device['assumed']}")
+    return lines
 
 
 def kernel_lines(replayed: Recording) -> list[str]:
