@@ -1,4 +1,4 @@
-"""Rows that real servers or SGLang's own code gave, each with its source, driven on each release."""
+"""Rows that real servers or SGLang's own code gave, each with its source, driven anew."""
 
 from __future__ import annotations
 
