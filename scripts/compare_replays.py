@@ -44,7 +44,8 @@ for first in range(0, len(cases), 50):
         name = names.get((event["process"], event["batch"]))
         if name is None:
             continue
-        rows = found.setdefault(name, {"pads": [], "plans": [], "q": [], "unpads": [], "error": None})
+        empty = {"pads": [], "plans": [], "q": [], "unpads": [], "error": None}
+        rows = found.setdefault(name, empty)
         if event.kind == "pad" and event["function"] == "prepare_mlp_sync_batch":
             after = event.snapshot("exit")
             if after is not None:
@@ -217,10 +218,6 @@ def differences(case: Rows, before: Rows | None, after: Rows | None) -> list[str
         else:
             found[f"unexplained: {name}"] = None
     return list(found)
-
-
-def _differ(name: str, before: Rows, after: Rows) -> bool:
-    return bool(before[name] != after[name])
 
 
 if __name__ == "__main__":

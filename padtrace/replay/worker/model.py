@@ -153,12 +153,13 @@ class OneLayerModel(torch.nn.Module):
         self.attn_mha(q, k, v, forward_batch, save_kv_cache=False)
 
     def _mla(self, rows: int, forward_batch: Any, gathered: bool) -> None:
-        q = torch.zeros((rows, self._heads * self._rank), dtype=_BF16)
-        q_rope = torch.zeros((rows, self._heads * self._rope), dtype=_BF16)
+        # Shapes without storage: nothing reads a value of q, and hundreds of heads take time.
+        q = torch.empty((rows, self._heads * self._rank), dtype=_BF16, device="meta")
+        q_rope = torch.empty((rows, self._heads * self._rope), dtype=_BF16, device="meta")
         # Under context parallelism k is gathered from all ranks before it is written.
         split = gathered or forward_batch.attn_cp_metadata is not None
         kv_rows = forward_batch.out_cache_loc.shape[0] if split else rows
-        k = torch.zeros((kv_rows, 1, self._rank), dtype=_BF16)
-        k_rope = torch.zeros((kv_rows, 1, self._rope), dtype=_BF16)
+        k = torch.empty((kv_rows, 1, self._rank), dtype=_BF16, device="meta")
+        k_rope = torch.empty((kv_rows, 1, self._rope), dtype=_BF16, device="meta")
         topk = torch.full((rows, self._topk), -1, dtype=torch.int32)
         self.attn_mqa(q, k, k, forward_batch, q_rope=q_rope, k_rope=k_rope, topk_indices=topk)
