@@ -206,9 +206,8 @@ def differences(case: Rows, before: Rows | None, after: Rows | None) -> list[str
     """The kinds of difference of one configuration, each once."""
     if before is None or after is None:
         return ["unexplained: one of them replayed nothing"]
-    fields = [
-        name for name in ("pads", "plans", "q", "unpads", "error") if _differ(name, before, after)
-    ]
+    names = ("pads", "plans", "q", "unpads", "error")
+    fields = [name for name in names if before[name] != after[name]]
     found: dict[str, None] = {}
     for name in fields:
         for names, holds, words in EXPLAINED:

@@ -17,6 +17,7 @@ from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.snapshots import ALIASES
 from padtrace.replay.worker.standins import Unobserved
+from padtrace.replay.worker.strict_batch import strict
 
 _INT64 = torch.int64
 _INT32 = torch.int32
@@ -89,6 +90,12 @@ _CONSTRUCTED = frozenset(
     | {"seq_lens_sum"}
 )
 
+# Given by the driver, or kept by SGLang's own pad.
+_DRIVERS = frozenset(
+    {"spec_info", "seq_lens_cpu", "capture_hidden_mode", "req_to_token_pool", "token_to_kv_pool"}
+    | {"attn_backend", "global_num_tokens_for_logprob_gpu", "return_logprob"}
+)
+
 # What SGLang fills in itself; not observed there means that it has not happened yet.
 _RESULTS = frozenset(
     {
@@ -124,6 +131,9 @@ class BatchBuilder:
             if name not in _CONSTRUCTED and name != "seq_lens_cpu"
         ]
         self._values = itemgetter(*(column for column, _, _ in self._when_built))
+        names = {name for name, _ in self._setters.values()} | _CONSTRUCTED | _DRIVERS
+        names |= {alias for name in names for alias in ALIASES.get(name, ())}
+        self._class = strict(capabilities.batch_class, frozenset(names))
 
     def build(self, snapshot: Snapshot) -> Any:
         """The batch that a snapshot describes.
@@ -132,7 +142,7 @@ class BatchBuilder:
             NotHeldError: later, when SGLang touches a field that was not observed.
         """
         seq_lens = _lengths(snapshot)
-        batch = self._capabilities.batch_class(
+        batch = self._class(
             forward_mode=self.mode(snapshot["forward_mode"]),
             batch_size=_plain(snapshot, "batch_size"),
             input_ids=_tensor_field(snapshot, "input_ids"),
