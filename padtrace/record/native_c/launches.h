@@ -331,7 +331,8 @@ static int launch_write(Launch *self, Frame *frame, PyObject **given, int64_t *s
     own[10] = integer_code(given[HEAD_DIM_V]);
     own[11] = integer_code(given[IS_FP8]);
     own[12] = 1;
-    own[13] = own[14] = NOT_OBSERVED_CODE;
+    own[13] = NOT_OBSERVED_CODE;
+    own[14] = plan_of(self->shared, given[NUM_SPLITS]);
     if (PyErr_Occurred())
         return 0;
     *split_rows = own[3];
