@@ -35,6 +35,7 @@ from padtrace.replay.worker.tap import DrivenEvent
 
 _MODES = ("EXTEND", "MIXED", "DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
 _DRAFT_INPUTS = ("EagleDraftInput", "EagleDraftExtendInput")
+_OTHER_SIDE = {"before": "after", "after": "before"}
 _OURS = "/padtrace/replay/worker/"
 # The kernels refuse in their own words; a stand-in of another kind that raises is a fault of ours.
 _SPEAKS_FOR_SGLANG = ("leaves.py", "process_groups.py", "runner.py", "launches.py")
@@ -83,6 +84,7 @@ class Driver:
         self._cp_rank = topology.facts.parallel.attn_cp_rank
         self._facts = topology.facts
         self._why_not = ""
+        self._side = (self._facts.case or {}).get("plan")
         instruments.tap.new_process()
         instruments.leaves.with_deep_gemm(deep_gemm)
         try:
@@ -304,7 +306,19 @@ class Driver:
             _check_whose(failed)
             if tap.raised is None:
                 tap.note_error(failed)
-        return Driven(tap.end(), notes.chains)
+        driven = Driven(tap.end(), notes.chains)
+        if self._side in _OTHER_SIDE and _planned(driven.events) == _OTHER_SIDE[self._side]:
+            raise NotDrivenError(f"SGLang plans it {_OTHER_SIDE[self._side]} the pad")
+        return driven
+
+
+def _planned(events: list[DrivenEvent]) -> str | None:
+    """Whether the plan was made before or after the pad; None where there are not both."""
+    plans = [event.entered for event in events if isinstance(event.values.get("planned.rows"), int)]
+    pads = [event.entered for event in events if event.kind == "pad"]
+    if not plans or not pads:
+        return None
+    return "before" if plans[0] < pads[0] else "after"
 
 
 def _worker(group: Group) -> str:
