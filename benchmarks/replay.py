@@ -154,16 +154,12 @@ def replay_rates(options: argparse.Namespace) -> dict[str, Any]:
     """
     count = options.forwards // _REPLAYED_RANKS
     one = {
-        "pad": [make(_distinct(count, rank, no_dsa=True)) for rank in range(_REPLAYED_RANKS)],
-        "pad and DSA plan": [
-            make(_distinct(count, rank, no_dsa=False)) for rank in range(_REPLAYED_RANKS)
-        ],
-        "equal inputs": [make(_distinct(20, 0, no_dsa=True) * (count // 20))] * _REPLAYED_RANKS,
+        "driven": [make(_distinct(count, rank)) for rank in range(_REPLAYED_RANKS)],
+        "equal inputs": [make(_distinct(20, 0) * (count // 20))] * _REPLAYED_RANKS,
     }
     recordings = {name: join(parts) for name, parts in one.items()}
     variants = {name: (recording, None) for name, recording in recordings.items()}
-    variants["pad, one worker"] = (recordings["pad"], 1)
-    variants["pad and DSA plan, one worker"] = (recordings["pad and DSA plan"], 1)
+    variants["driven, one worker"] = (recordings["driven"], 1)
     rates: dict[str, list[float]] = {name: [] for name in variants}
 
     def run(name: str) -> None:
@@ -174,8 +170,9 @@ def replay_rates(options: argparse.Namespace) -> dict[str, Any]:
         equal = replayed.coverage["replay"]["equal_inputs"]
         if name != "equal inputs" and equal:
             raise SystemExit(f"{equal} inputs of {name} were equal")
-        if replayed.rows("unpad") != recording.rows("forward"):
-            raise SystemExit(f"only {replayed.rows('unpad')} forwards of {name} were replayed")
+        driven = replayed.coverage["driven"]
+        if driven["not_driven"]:
+            raise SystemExit(f"of {name} were not driven: {driven['not_driven']}")
         rates[name].append(recording.rows("forward") / seconds)
 
     for name in variants:  # SGLang and its DSA backend are imported when first needed
@@ -187,22 +184,19 @@ def replay_rates(options: argparse.Namespace) -> dict[str, Any]:
     for name, values in rates.items():
         print(f"{name:32}{max(values):10.0f}{median(values):10.0f}")
     return {
-        "forwards_per_second": round(median(rates["pad"])),
-        "forwards_per_second_dsa": round(median(rates["pad and DSA plan"])),
+        "forwards_per_second": round(median(rates["driven"])),
         "forwards_per_second_equal_inputs": round(median(rates["equal inputs"])),
-        "forwards_per_second_one_worker": round(median(rates["pad, one worker"])),
-        "forwards_per_second_dsa_one_worker": round(median(rates["pad and DSA plan, one worker"])),
-        "forwards_per_second_best": round(max(rates["pad"])),
-        "forwards_per_second_dsa_best": round(max(rates["pad and DSA plan"])),
+        "forwards_per_second_one_worker": round(median(rates["driven, one worker"])),
+        "forwards_per_second_best": round(max(rates["driven"])),
+        "forwards_per_second_one_worker_best": round(max(rates["driven, one worker"])),
     }
 
 
-def _distinct(count: int, rank: int, *, no_dsa: bool) -> list[dict[str, Any]]:
+def _distinct(count: int, rank: int) -> list[dict[str, Any]]:
     """Cases of one rank of a server, no two alike: each has its own lengths."""
     cases: dict[str, dict[str, Any]] = {}
     for one in forwards(_LAYOUT, rank, 2 * count):
-        case = {**one.case, "no_dsa": no_dsa}
-        cases.setdefault(json.dumps(case), case)
+        cases.setdefault(json.dumps(one.case), one.case)
         if len(cases) == count:
             break
     return list(cases.values())

@@ -68,7 +68,11 @@ class Script:
 
 def import_sglang(sglang: str) -> str:
     """Import the SGLang that `--sglang` means, as the replay worker does; returns its version."""
-    from padtrace.replay.worker.obstacles import prepare_environment, prepare_torch
+    from padtrace.replay.worker.obstacles import (
+        prepare_environment,
+        prepare_modules,
+        prepare_torch,
+    )
 
     release = releases.resolve(sglang, None, lambda text: print(text, file=sys.stderr))
     if release.root is not None:
@@ -76,7 +80,6 @@ def import_sglang(sglang: str) -> str:
     prepare_environment()
     prepare_torch()
     from padtrace.replay.worker.capabilities import import_release
-    from padtrace.replay.worker.planning import prepare_modules
 
     version = import_release()
     prepare_modules()
@@ -91,15 +94,14 @@ class Scene:
     """
 
     def __init__(self, release: str) -> None:
-        from padtrace.replay.worker.replayer import Release
+        from padtrace.replay.worker.capabilities import Capabilities
+        from padtrace.replay.worker.leaves import Leaves
 
         self.eagle = True
-        self._release = Release(release, release)
-        self._release.provenance.enabled = False
-        self._release.prepare_planning()
-        self.capabilities = self._release.capabilities
+        self.capabilities = Capabilities(release)
         self.batch_class = self.capabilities.batch_class
         self.backend_class = self.capabilities.dsa_class
+        Leaves(self.capabilities, "cpu").install()
         self._spare_the_interpreter()
 
     def _spare_the_interpreter(self) -> None:
@@ -133,7 +135,7 @@ class Scene:
             self._server_args = SimpleNamespace(
                 **{k: v for k, v in vars(topology.server_args).items() if k != "model_config"}
             )
-            rehearsal = _Rehearsal(self, view(facts), topology.server_args)
+            rehearsal = _Rehearsal(self, topology)
             yield [rehearsal.script(one) for one in planned]
 
     def cheapen(self) -> None:
@@ -323,19 +325,16 @@ def _flash_mla_with_kvcache(
 class _Rehearsal:
     """Runs batches of one rank through SGLang's real functions and keeps what they changed."""
 
-    def __init__(self, scene: Scene, facts: Any, server_args: Any) -> None:
+    def __init__(self, scene: Scene, topology: Any) -> None:
         from padtrace.replay.worker.batches import BatchBuilder
-        from padtrace.replay.worker.planning import Planner
-        from padtrace.replay.worker.runners import padding_runner
+        from padtrace.replay.worker.model import Expectations
+        from padtrace.replay.worker.runner import Runners
 
         capabilities = scene.capabilities
         self._scene = scene
         self._capabilities = capabilities
         self._builder = BatchBuilder(capabilities)
-        self._planner = Planner(capabilities, facts, server_args, scene._release.provenance)
-        self._runners = {
-            name: padding_runner(facts, name, server_args) for name in ("target", "draft")
-        }
+        self._runners = Runners(capabilities, topology, Expectations())
         _classes["batch"] = scene.batch_class
 
     def script(self, planned: Planned) -> Script:
@@ -372,14 +371,18 @@ class _Rehearsal:
 
     def _plan(self, script: Script, batch: Any) -> None:
         worker = "draft" if script.kind in _DRAFTS else "target"
-        script.plan = _changes(batch, lambda: self._planner.plan(batch, worker, 0))
-        script.metadata = self._planner.backend(worker, 0).forward_metadata
+        runner = self._runners.runner(worker)
+        for name in ("req_to_token_pool", "token_to_kv_pool"):
+            if hasattr(batch, name):
+                setattr(batch, name, getattr(runner, name))
+        script.plan = _changes(batch, lambda: runner.attn_backend.init_forward_metadata(batch))
+        script.metadata = runner.attn_backend.forward_metadata
         script.planned = script.metadata.dsa_cache_seqlens_int32
         _made_metadata[id(script.planned)] = script.metadata.flashmla_metadata
 
     def _pad(self, script: Script, batch: Any) -> None:
         worker = "draft" if script.kind in _DRAFTS else "target"
-        runner = self._runners[worker]
+        runner = self._runners.runner(worker)
         before = dict(script.spec.__dict__)
         script.pad = _changes(batch, lambda: batch.prepare_mlp_sync_batch(runner))
         script.spec_pad = _others(before, script.spec)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -29,6 +30,10 @@ OnLine = Callable[[str], None]
 _KEPT_LINES = 40
 _SHOWN_LINES = 3
 _LINE_BYTES = 4096
+# What binding libraries say of their own objects when any process with them ends.
+_NOISE = re.compile(
+    r"nanobind: (leaked|this is likely)| - leaked | - \.\.\. skipped|See https://nanobind"
+)
 # A line that has no end yet is passed on in parts of this size.
 _MAX_LINE_BYTES = 1 << 20
 _FOLLOW_SECONDS = 0.1
@@ -347,7 +352,9 @@ class _LastWords:
     def _read(self) -> None:
         with self._stream:
             while line := self._stream.readline(_LINE_BYTES):
-                self._lines.append(line.decode(errors="replace").rstrip())
+                text = line.decode(errors="replace").rstrip()
+                if not _NOISE.match(text):
+                    self._lines.append(text)
 
 
 class _Reader:

@@ -294,6 +294,13 @@ def replay(
         int | None,
         typer.Option(help="Workers that share the ranks; by default as many as pay.", min=1),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|sm90|sm100|hip",
+            help="The device SGLang is shown; by default what was recorded.",
+        ),
+    ] = None,
     output: Output = None,
     force: Force = False,
     only: Only = None,
@@ -326,6 +333,7 @@ def replay(
             known=reports,
             strict=strict,
             jobs=jobs,
+            device=device,
             progress=progress,
         )
     if output is not None:

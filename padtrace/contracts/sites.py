@@ -63,6 +63,23 @@ def _launch_sites(evidence: Evidence) -> Sites:
     return Sites("launch", rows, q_rows, plans, _pads_of(evidence, "launch", rows, order))
 
 
+def _plans_named(evidence: Evidence, launches: Int64Array) -> Int64Array:
+    """The plan whose tensors each call was given, where the recording tells it; -1 elsewhere.
+
+    The plan before a call need not be the one it reads: a draft has a backend object per step.
+    """
+    plans = np.arange(evidence.count("plan"), dtype=np.int64)
+    numbers = evidence.column("plan", "enter_seq")
+    index = evidence.last_before(
+        (
+            [*evidence.keys("plan", plans, "process"), numbers],
+            np.zeros(plans.shape, dtype=np.int64),
+        ),
+        (evidence.keys("launch", launches, "process", "plan_seq"), np.ones_like(launches)),
+    )
+    return np.asarray(index)
+
+
 def _pad_sites(evidence: Evidence) -> Sites:
     pads = evidence.top_pads
     bound = _end_of_pads(evidence, pads)

@@ -27,6 +27,7 @@ _NAMING = frozenset(
 )
 NOT_COMPARED = frozenset(
     {"process", "batch", "forward", "enter_seq", "exit_seq", "parent", "t_ns", "backend_id"}
+    | {"plan_seq", "frames"}
 )
 _BY_CONTENT = (schema.ColumnType.VECTOR, schema.ColumnType.STRINGS)
 

@@ -57,6 +57,7 @@ def rerun(
     known: KnownReports | None = None,
     strict: bool = False,
     jobs: int | None = None,
+    device: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     reproduce: bool = True,
 ) -> Outcome:
@@ -73,7 +74,12 @@ def rerun(
     from padtrace.replay import service
 
     replayed = service.replay(
-        recording, sglang=sglang, kernels=kernels, jobs=jobs, progress=progress or _silent
+        recording,
+        sglang=sglang,
+        kernels=kernels,
+        jobs=jobs,
+        device=device,
+        progress=progress or _silent,
     )
     return judge(recording, replayed, only=only, known=known, strict=strict, reproduce=reproduce)
 

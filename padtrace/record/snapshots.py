@@ -57,7 +57,6 @@ _COUNTED = ("lora_ids.rows", "tbo_children")
 _REFRESH = 64
 _MISSING = object()
 _ODD = object()
-_INTEGERS = {int}
 _LIMIT = 1 << 63
 
 
@@ -85,7 +84,7 @@ class Look:
 class _SpecReader:
     """Reads the columns `spec_info.*` of one class of speculative input."""
 
-    __slots__ = ("codes", "converters", "get", "names", "places")
+    __slots__ = ("_get", "codes", "converters", "names", "places")
 
     def __init__(self, sample: Any, string: Callable[[str], int]) -> None:
         missing = NONE_CODE if sample is None else NO_ATTRIBUTE_CODE
@@ -102,16 +101,25 @@ class _SpecReader:
                     names.append(attribute)
                     self.places.append(place)
                     self.converters.append(rows_of if name.endswith(".rows") else integer_of)
-        # The class makes a change of it show, and a tuple of even one attribute or none.
         self.names = names
-        self.get = attrgetter("__class__", "__class__", *names)
+        # The class makes a change of it show, and a tuple of even one attribute or none.
+        self._get = attrgetter("__class__", "__class__", *names)
+
+    def get(self, spec: Any) -> tuple[Any, ...]:
+        """The class, twice, and the values; SGLang sets some attributes on some objects only."""
+        try:
+            found: tuple[Any, ...] = self._get(spec)
+        except AttributeError:
+            kind = spec.__class__
+            found = (kind, kind, *(getattr(spec, name, _MISSING) for name in self.names))
+        return found
 
     def fill(self, scalars: list[int], raw: tuple[Any, ...]) -> None:
         """Put the columns of one speculative input in; `raw` is what `get` gave."""
         for place, code in self.codes.items():
             scalars[place] = code
         for place, convert, value in zip(self.places, self.converters, raw[2:], strict=True):
-            scalars[place] = convert(value)
+            scalars[place] = NO_ATTRIBUTE_CODE if value is _MISSING else convert(value)
 
 
 def attribute_of(column: str, there: Collection[str]) -> str:
@@ -436,5 +444,5 @@ def _is_integers(value: Any) -> bool:
         return False
     if not value:
         return True
-    plain = value[0].__class__ is int and {*map(type, value)} == _INTEGERS
+    plain = all(issubclass(kind, int) and kind is not bool for kind in {*map(type, value)})
     return plain and min(value) >= -_LIMIT and max(value) < _LIMIT

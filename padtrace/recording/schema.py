@@ -340,6 +340,11 @@ EVENTS = (
             _bool("is_fp8_kvcache", "KV pages are FP8"),
             _int("count", "launches", "equal launches of this forward, this one included"),
             _bool("failed", "an exception left the call"),
+            _int(
+                "plan_seq",
+                "enter_seq",
+                "the plan whose num_splits it was given, by the identity of the tensor",
+            ),
         ),
     ),
     Table(

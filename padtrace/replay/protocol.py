@@ -25,10 +25,12 @@ class Start(msgspec.Struct, tag="start", kw_only=True):
     Attributes:
         name: what to call the release in messages and in the replay's `about`.
         root: folder that holds the package `sglang`; None for the interpreter's own.
+        device: what SGLang is shown, see `replay.devices`.
     """
 
     name: str
     root: str | None = None
+    device: str = "cpu"
 
 
 class ReplayRequest(msgspec.Struct, tag="replay", kw_only=True):

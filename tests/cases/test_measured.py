@@ -34,8 +34,8 @@ def test_every_measured_value_is_replayed(version: str, capsys: pytest.CaptureFi
         tally = oracle.compare(CASES, version, replay)
         assert not tally.wrong, "\n".join(oracle.listed(tally.wrong))
         assert tally.cases == {case["id"] for case in CASES}
-        # Some 130 values a case; far fewer would mean that whole blocks were not looked at.
-        assert tally.compared > 120 * len(CASES)
+        # Some 90 values a case; far fewer would mean that whole blocks were not looked at.
+        assert tally.compared > 80 * len(CASES)
         _a_wrong_value_is_seen(version, replay)
     finally:
         service.close()

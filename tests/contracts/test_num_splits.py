@@ -68,6 +68,23 @@ def test_a_recorded_call_is_judged_by_its_own_numbers() -> None:
     assert finding.outcome.startswith("the kernel stopped")
 
 
+def test_a_call_that_names_its_plan_is_judged_by_that_one_and_never_by_the_latest() -> None:
+    """A patched live server: four step backends planned (2), another object again after the pad
+    (3), and the kernel was given the older plan."""
+    server = Server(attn_tp=2)
+    raw, padded = batch("DECODE", 1, 1), batch("DECODE", 2, 2)
+    older = server.plan(1, raw, worker="draft")
+    server.pad(raw, padded, worker="draft", forward=0)
+    server.plan(2, padded, worker="draft", forward=0)
+    server.add(
+        "launch", worker="draft", forward=0, function="flash_mla_with_kvcache",
+        q__shape=[2, 1, 64, 576], num_splits__rows=2, failed=1, plan_seq=older,
+    )  # fmt: skip
+    finding = only_finding(server.finish())
+    assert (finding.left.value, finding.right.value, finding.right.expected) == (2, 2, 3)
+    assert finding.planned == "before the pad"
+
+
 def test_each_draft_step_works_with_its_own_plan() -> None:
     # sglang's second draft step is planned on padded counts: 6 for 8 rows, then 9 for 8.
     server = Server(attn_tp=4)

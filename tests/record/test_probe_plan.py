@@ -102,6 +102,35 @@ def test_multi_step_plans_nest_and_the_same_backend_is_not_told_twice(recorder: 
     assert len({e["backend_id"] for e in events}) == 3
 
 
+def test_a_call_names_the_plan_whose_tensor_it_was_given(recorder: Recorder) -> None:
+    """Two objects planned; the kernel takes the older plan, then the newer, then a copy."""
+
+    def original(backend: Backend, batch: ForwardBatch) -> None:
+        made = FlashMLAMetadata(Tensor(132, 8), Tensor(7))
+        backend.forward_metadata = Metadata(Tensor(1), Tensor(6), Tensor(1, 40), [6], 40, made)
+
+    hooked = plan(recorder, original)
+    older, newer = Backend(), Backend()
+    for backend in (older, newer, older):
+        hooked(backend, decode_batch(1))
+    stale, *planned = (event["enter_seq"] for event in recorder.events("plan"))
+    probe = LaunchProbe(recorder.context, "flash_mla_with_kvcache", None)
+    hook = Hook(recorder.state, "kernel", recorder.writer.hook("kernel", "found"))
+    call = probe.around(hook, never)
+    for rows, splits in enumerate(
+        (
+            older.forward_metadata.flashmla_metadata.num_splits,
+            newer.forward_metadata.flashmla_metadata.num_splits,
+            Tensor(7),
+        )
+    ):
+        call(lambda **_: None, q=Tensor(rows + 1, 1, 64, 576), num_splits=splits)
+    probe.finish()
+    named = [event["plan_seq"] for event in recorder.events("launch")]
+    assert named == [planned[1], planned[0], Absent.NOT_OBSERVED]
+    assert stale not in named
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "bucket"),
     [

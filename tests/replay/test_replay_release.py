@@ -19,7 +19,6 @@ from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.model import Event, Recording
 from padtrace.recording.reader import read
 from padtrace.replay import releases, service
-from padtrace.replay.worker.standins import NotHeldError
 from padtrace.report.summary import releases as releases_of
 
 pytestmark = pytest.mark.release
@@ -72,10 +71,20 @@ def _events(recording: Recording, kind: str) -> list[Event]:
 
 
 def _rows(recording: Recording) -> tuple[int, Any]:
-    (launch,) = _events(recording, "launch")
+    launch = _attention(recording)
     shape = launch.vector("q.shape")
     assert shape is not None
     return shape[0], launch["num_splits.rows"]
+
+
+def _attention(recording: Recording) -> Event:
+    """The one call of FlashMLA."""
+    (launch,) = [
+        event
+        for event in _events(recording, "launch")
+        if event["function"] == "flash_mla_with_kvcache"
+    ]
+    return launch
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,7 @@ def test_the_reference_kernel_refuses_in_the_kernels_words() -> None:
     replayed = _replay(CRASH, kernels="reference")
     (error,) = _events(replayed, "error")
     assert error["message"] == "num_splits must have shape (b+1)"
-    (launch,) = _events(replayed, "launch")
+    launch = _attention(replayed)
     assert launch["failed"] == 1
     assert error["parent"] == launch["enter_seq"]
     # Nothing is replayed that a dead server would not have done.
@@ -160,7 +169,7 @@ def _rewritten(recording: Recording, change: Any) -> Recording:
     return builder.finish(recording.coverage)
 
 
-def test_what_code_between_the_hooks_did_is_done_and_listed() -> None:
+def test_what_the_path_does_not_do_is_not_reproduced_and_is_listed() -> None:
     """A server whose worker cut the positions of a padded batch before the unpad."""
 
     def cut(kind: str, values: dict[str, Any]) -> None:
@@ -168,16 +177,17 @@ def test_what_code_between_the_hooks_did_is_done_and_listed() -> None:
             values["entry"] = {**values["entry"], "positions.rows": 5, "seq_lens_sum": 77}
 
     replayed = service.replay(_rewritten(_replay(CRASH), cut), kernels="off")
-    coverage = replayed.coverage["replay"]
+    compared = replayed.coverage["driven"]["compared"]
     (unpad,) = _events(replayed, "unpad")
     entry = unpad.snapshot("entry")
     assert entry is not None
-    assert (entry["positions.rows"], entry["seq_lens_sum"]) == (5, 77)
-    assert coverage["outside_edits"] == 2
-    assert {edit["field"] for edit in coverage["outside_edit_list"]} == {
-        "positions.rows",
-        "seq_lens_sum",
-    }
+    assert entry["positions.rows"] == 8
+    assert compared["different"] == 2
+    listed = sorted((one["column"], one["recorded"]) for one in compared["differences"])
+    assert listed == [
+        ("unpad.entry.positions.rows", "5"),
+        ("unpad.entry.seq_lens_sum", "77"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -239,11 +249,15 @@ def test_a_field_that_was_not_recorded_names_sglangs_line() -> None:
 
     recording = _rewritten(make(CRASH), forget)
     _root(VERSION)
-    with pytest.raises(EnvironmentMissingError) as caught:
-        service.replay(recording, sglang=VERSION, kernels="off")
-    assert caught.value.exit_code == NotHeldError.exit_code == 4
-    assert "forward_batch.extend_seq_lens_cpu" in caught.value.what
-    assert "sglang/srt/layers/attention/dsa_backend.py:" in caught.value.why
+    replayed = service.replay(recording, sglang=VERSION, kernels="off")
+    driven = replayed.coverage["driven"]
+    assert driven["driven"] == 0
+    ((reason, count),) = driven["not_driven"].items()
+    assert count == 1
+    assert "forward_batch.extend_seq_lens_cpu" in reason
+    assert "sglang/srt/layers/attention/dsa_backend.py:" in reason
+    # What was recorded is all that is left, and a made recording holds no launch's rows.
+    assert _attention(replayed)["num_splits.rows"] is Absent.NOT_OBSERVED
 
 
 @pytest.mark.parametrize("name", ["dataclass", "logging", "SpecInputType", "__builtins__", "x.y"])

@@ -305,7 +305,7 @@ static int launch_write(Launch *self, Frame *frame, PyObject **given, int64_t *s
 {
     PyObject **shapes = frame->kept,
              *valued[] = {shapes[Q], shapes[BLOCK_TABLE], shapes[INDICES], shapes[K_CACHE]};
-    int64_t values[MAX_DIMENSIONS], own[14];
+    int64_t values[MAX_DIMENSIONS], own[15];
     Py_ssize_t used = 0;
     for (int i = 0; i < 4; i++) {
         if (valued[i] == Py_None)
@@ -332,10 +332,11 @@ static int launch_write(Launch *self, Frame *frame, PyObject **given, int64_t *s
     own[11] = integer_code(given[IS_FP8]);
     own[12] = 1;
     own[13] = NOT_OBSERVED_CODE;
+    own[14] = plan_of(self->shared, given[NUM_SPLITS]);
     if (PyErr_Occurred())
         return 0;
     *split_rows = own[3];
-    state_write(self->shared->state, LAUNCH_KIND, frame, NOT_OBSERVED_CODE, own, 14, values, used);
+    state_write(self->shared->state, LAUNCH_KIND, frame, NOT_OBSERVED_CODE, own, 15, values, used);
     return !PyErr_Occurred();
 }
 

@@ -39,8 +39,17 @@ static PyObject *splits_of(PyObject *holder)
     return splits;
 }
 
-/* plan.num_splits_rows; -1 may come with an exception. */
-static int64_t num_splits_rows(Shared *shared, PyObject *metadata)
+/* Hand the object on whose rows were seen, or let it go. */
+static void hand_on(PyObject *splits, int seen, PyObject **made)
+{
+    if (made != NULL && seen)
+        Py_XSETREF(*made, Py_XNewRef(splits));
+    Py_XDECREF(splits);
+}
+
+/* plan.num_splits_rows; -1 may come with an exception. Where `made` is given it becomes a new
+ * reference to the num_splits, if there are any. */
+static int64_t num_splits_rows(Shared *shared, PyObject *metadata, PyObject **made)
 {
     PyObject *holder = optional(metadata, text_flashmla_metadata), *splits;
     int64_t rows = NOT_OBSERVED_CODE;
@@ -61,11 +70,11 @@ static int64_t num_splits_rows(Shared *shared, PyObject *metadata)
     }
     if (!PyErr_Occurred())
         rows = first_size(shared, splits, &seen);
-    Py_XDECREF(splits);
+    hand_on(splits, seen, made);
     if (!seen && !PyErr_Occurred()) {
         splits = splits_of(metadata);
         rows = PyErr_Occurred() ? -1 : first_size(shared, splits, &seen);
-        Py_XDECREF(splits);
+        hand_on(splits, seen, made);
     }
     Py_DECREF(holder);
     return PyErr_Occurred() ? -1 : rows;
@@ -97,6 +106,7 @@ static Backend *backend_of(Probe *self, PyObject *backend)
         found = &shared->backends[shared->backend_count++];
     else
         found = &shared->backends[MAX_BACKENDS - 1];
+    Py_CLEAR(found->splits);
     found->name = name;
     found->number = number;
     Py_INCREF(backend);
@@ -160,7 +170,7 @@ static Reader *reader_of(Probe *self, PyObject *metadata)
 }
 
 /* Backends.read: the rows of `backend.forward_metadata`, into the frame. */
-static int read_metadata(Probe *self, Frame *frame)
+static int read_metadata(Probe *self, Frame *frame, PyObject **made)
 {
     PyObject *metadata = optional(frame->subject, text_forward_metadata);
     int64_t splits;
@@ -179,7 +189,7 @@ static int read_metadata(Probe *self, Frame *frame)
         done = looker_read(columns, metadata, frame->numbers);
         Py_DECREF(columns);
     }
-    splits = done ? num_splits_rows(self->shared, metadata) : 0;
+    splits = done ? num_splits_rows(self->shared, metadata, made) : 0;
     Py_DECREF(metadata);
     if (!done || FAILED(splits))
         return 0;
@@ -290,11 +300,37 @@ static int plan_write(Probe *self, Frame *frame, int64_t exit_seq)
     return !PyErr_Occurred();
 }
 
+/* Backends.planned: these num_splits of the backend are those of this plan now. */
+static int splits_made(Probe *self, Frame *frame, PyObject *made)
+{
+    Backend *backend = backend_of(self, frame->subject);
+    if (backend == NULL)
+        return 0;
+    Py_XSETREF(backend->splits, Py_NewRef(made));
+    backend->planned = frame->enter_seq;
+    return 1;
+}
+
+/* Backends.plan_of: the number of the plan that made this very tensor. */
+static int64_t plan_of(Shared *shared, PyObject *splits)
+{
+    if (splits != NULL && splits != Py_None)
+        for (Py_ssize_t i = 0; i < shared->backend_count; i++)
+            if (shared->backends[i].splits == splits)
+                return shared->backends[i].planned;
+    return NOT_OBSERVED_CODE;
+}
+
 static int plan_leave(Probe *self, Frame *frame, PyObject *result)
 {
     StateCore *state = self->shared->state;
     int64_t exit_seq = state_close(state, (PyObject *)frame);
-    if (exit_seq < 0 || !read_metadata(self, frame))
+    PyObject *made = NULL;
+    int done = exit_seq >= 0 && read_metadata(self, frame, &made);
+    if (done && made != NULL && frame->numbers[self->splits] > 0)
+        done = splits_made(self, frame, made);
+    Py_XDECREF(made);
+    if (!done)
         return 0;
     if (frame->numbers[self->splits] > 0) {
         PyObject *by = planner_name(self, frame->subject);
@@ -330,7 +366,7 @@ static Frame *flashmla_enter(Probe *self, const Arguments *given)
     cache_seqlens = given_or_null(given, 2, text_cache_seqlens);
     Py_INCREF(plan);
     rows = rows_code(self->shared, cache_seqlens);
-    splits = FAILED(rows) ? -1 : num_splits_rows(self->shared, result);
+    splits = FAILED(rows) ? -1 : num_splits_rows(self->shared, result, NULL);
     if (!FAILED(splits)) {
         plan->numbers[self->planned] = rows;
         plan->numbers[self->splits] = splits;

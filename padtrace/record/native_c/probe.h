@@ -9,10 +9,11 @@
 #define MAX_BACKENDS 64
 #define MAX_READERS 16
 
-/* An attention backend met before, with its name and number in the recording. */
+/* An attention backend met before, with its name and number in the recording, and the num_splits
+ * that it holds now with the number of the plan that made them. */
 typedef struct {
-    PyObject *backend;
-    int64_t name, number;
+    PyObject *backend, *splits;
+    int64_t name, number, planned;
 } Backend;
 
 /* How one class of attention metadata is read. */
@@ -82,8 +83,10 @@ static int shared_traverse(Shared *self, visitproc visit, void *arg)
     Py_VISIT(self->rows_of);
     Py_VISIT(self->nobody);
     Py_VISIT(self->launches);
-    for (Py_ssize_t i = 0; i < self->backend_count; i++)
+    for (Py_ssize_t i = 0; i < self->backend_count; i++) {
         Py_VISIT(self->backends[i].backend);
+        Py_VISIT(self->backends[i].splits);
+    }
     return 0;
 }
 
@@ -96,6 +99,7 @@ static int shared_clear(Shared *self)
     while (self->backend_count > 0) {
         self->backend_count--;
         Py_CLEAR(self->backends[self->backend_count].backend);
+        Py_CLEAR(self->backends[self->backend_count].splits);
     }
     return 0;
 }

@@ -112,7 +112,7 @@ class SyncProbe:
             draft_counts,
             draft_logprob_counts,
         ):
-            if vector.__class__ is list and (not vector or vector[0].__class__ is int):
+            if vector.__class__ is list and (not vector or isinstance(vector[0], int)):
                 own.append(len(vector))
                 values += vector
             else:

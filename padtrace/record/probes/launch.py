@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from padtrace.record import native
 from padtrace.record.hooks import Around, Hook, by_extension
 from padtrace.record.probes.context import Context
-from padtrace.record.probes.plan import note_planned_rows
+from padtrace.record.probes.plan import backends_of, note_planned_rows
 from padtrace.record.state import EXIT_SEQ, LAUNCH, BatchRecord, Frame
 from padtrace.record.values import integer_of, rows_of
 from padtrace.record.wire import column_index
@@ -118,6 +118,7 @@ class LaunchProbe:
         self._alarm = alarm
         self._kept = kept
         self._dtypes: dict[Any, int] = {}
+        self._backends = backends_of(context)
         self._number = -1
         self._launches: list[_Launch] = []
         self._last: _Launch | None = None
@@ -291,6 +292,7 @@ class LaunchProbe:
             integer_of(given.get("is_fp8_kvcache")),
             1,
             NOT_OBSERVED_CODE,
+            self._backends.plan_of(given.get("num_splits")),
         )
         state.event(LAUNCH, frame, NOT_OBSERVED_CODE, own, values)
         if self._metadata:

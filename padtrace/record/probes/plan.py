@@ -136,6 +136,7 @@ class PlanProbe:
                 by = f"{type(backend).__name__}.{self._name}"
                 self._by[backend.__class__] = by
             frame.record.planned(by, frame.enter_seq, own[_PLANNED], own[_SPLITS])
+            self._backends.planned(backend, frame.enter_seq)
         self._write(frame, exit_seq)
         if not self._state.open:
             self._finish_launches()
@@ -156,7 +157,28 @@ class Backends:
         self._string = context.string
         # Keeping the backend keeps its id from being given to another; they live as long as we do.
         self._known: dict[int, tuple[Any, tuple[int, int]]] = {}
+        # By number of the backend: its num_splits, which it keeps itself, and the plan's number.
+        self._made: dict[int, tuple[Any, int]] = {}
         self._readers: dict[type, _Reader] = {}
+
+    def forget(self) -> None:
+        """Let the backends of a process go that is looked at no more."""
+        self._known.clear()
+        self._made.clear()
+
+    def planned(self, backend: Any, enter_seq: int) -> None:
+        """This backend's num_splits are those of the plan `enter_seq` now."""
+        splits = _splits_of(getattr(backend, "forward_metadata", None))
+        if splits is not None:
+            self._made[self.name_and_number(backend)[1]] = (splits, enter_seq)
+
+    def plan_of(self, splits: Any) -> int:
+        """The number of the plan that made this very tensor."""
+        if splits is not None:
+            for made, enter_seq in self._made.values():
+                if made is splits:
+                    return enter_seq
+        return NOT_OBSERVED_CODE
 
     def name_and_number(self, backend: Any) -> tuple[int, int]:
         known = self._known.get(id(backend))
@@ -196,22 +218,27 @@ def backends_of(context: Context) -> Backends:
 
 
 def num_splits_rows(metadata: Any) -> int:
-    """Length of num_splits wherever a backend keeps it.
+    """Length of num_splits wherever a backend keeps it."""
+    if getattr(metadata, "flashmla_metadata", metadata) is None:
+        return NONE_CODE
+    shape = getattr(_splits_of(metadata), "shape", None)
+    return shape[0] if shape else NOT_OBSERVED_CODE
+
+
+def _splits_of(metadata: Any) -> Any:
+    """The tensor num_splits, or None.
 
     The DSA backend has it in `flashmla_metadata`, newer FlashMLA inside a scheduler object there,
     the dense FlashMLA backend in the metadata itself (where FlashAttention has a plain number).
     """
     holder = getattr(metadata, "flashmla_metadata", metadata)
-    if holder is None:
-        return NONE_CODE
     splits = getattr(holder, "num_splits", None)
     if splits is None:
         inner = getattr(holder, "flashmla_metadata", None)
         splits = getattr(inner, "num_splits", None)
-    shape = getattr(splits, "shape", None)
-    if shape is None:
-        shape = getattr(getattr(metadata, "num_splits", None), "shape", None)
-    return shape[0] if shape else NOT_OBSERVED_CODE
+    if getattr(splits, "shape", None) is None:
+        splits = getattr(metadata, "num_splits", None)
+    return splits if getattr(splits, "shape", None) else None
 
 
 class FlashMLAMetadataWatch:

@@ -40,16 +40,25 @@ def main() -> int:
 
 
 def _import(start: protocol.Start, outgoing: BinaryIO) -> Any:
-    from padtrace.replay.worker.obstacles import prepare_environment, prepare_torch
+    from padtrace.replay.worker.obstacles import (
+        prepare_environment,
+        prepare_modules,
+        prepare_torch,
+    )
 
     protocol.send(outgoing, protocol.Progress(done=0, total=0, text=f"importing {start.name}"))
     if start.root is not None:
         sys.path.insert(0, start.root)
-    prepare_environment()
+    # The recorder's probes write to memory here; their compiled halves write to a ring alone.
+    os.environ["PADTRACE_NATIVE"] = "0"
+    prepare_environment(start.device)
     try:
-        prepare_torch()
+        prepare_torch(start.device)
         from padtrace.replay.worker.capabilities import import_release
+        from padtrace.replay.worker.leaves import stand_in_for_packages
 
+        stand_in_for_packages()
+        prepare_modules()
         version = import_release()
     except ImportError as error:
         named = "SGLang of this interpreter" if start.root is None else f"SGLang {start.name}"
@@ -58,11 +67,9 @@ def _import(start: protocol.Start, outgoing: BinaryIO) -> Any:
             f"{type(error).__name__}: {error}",
             _WITHOUT_SGLANG if start.root is None else _INCOMPLETE,
         ) from error
-    from padtrace.replay.worker.planning import prepare_modules
     from padtrace.replay.worker.replayer import Release
 
-    prepare_modules()
-    release = Release(start.name, version)
+    release = Release(start.name, version, start.device)
     # SGLang's modules are a million objects that never go; looking through them takes seconds.
     gc.collect()
     gc.freeze()

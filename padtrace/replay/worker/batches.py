@@ -16,7 +16,8 @@ from padtrace.recording.model import Snapshot, Value
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.events import RecordedEvent
 from padtrace.replay.worker.snapshots import ALIASES
-from padtrace.replay.worker.standins import StandIn, Unobserved
+from padtrace.replay.worker.standins import Unobserved
+from padtrace.replay.worker.strict_batch import strict
 
 _INT64 = torch.int64
 _INT32 = torch.int32
@@ -89,6 +90,12 @@ _CONSTRUCTED = frozenset(
     | {"seq_lens_sum"}
 )
 
+# Given by the driver, or kept by SGLang's own pad.
+_DRIVERS = frozenset(
+    {"spec_info", "seq_lens_cpu", "capture_hidden_mode", "req_to_token_pool", "token_to_kv_pool"}
+    | {"attn_backend", "global_num_tokens_for_logprob_gpu", "return_logprob"}
+)
+
 # What SGLang fills in itself; not observed there means that it has not happened yet.
 _RESULTS = frozenset(
     {
@@ -124,6 +131,9 @@ class BatchBuilder:
             if name not in _CONSTRUCTED and name != "seq_lens_cpu"
         ]
         self._values = itemgetter(*(column for column, _, _ in self._when_built))
+        names = {name for name, _ in self._setters.values()} | _CONSTRUCTED | _DRIVERS
+        names |= {alias for name in names for alias in ALIASES.get(name, ())}
+        self._class = strict(capabilities.batch_class, frozenset(names))
 
     def build(self, snapshot: Snapshot) -> Any:
         """The batch that a snapshot describes.
@@ -132,7 +142,7 @@ class BatchBuilder:
             NotHeldError: later, when SGLang touches a field that was not observed.
         """
         seq_lens = _lengths(snapshot)
-        batch = self._capabilities.batch_class(
+        batch = self._class(
             forward_mode=self.mode(snapshot["forward_mode"]),
             batch_size=_plain(snapshot, "batch_size"),
             input_ids=_tensor_field(snapshot, "input_ids"),
@@ -154,6 +164,10 @@ class BatchBuilder:
         if isinstance(name, str) and hasattr(self._modes, name):
             return self._modes[name]
         raise self._capabilities.missing(f"forward mode {name}", f"ForwardMode.{name}")
+
+    def lengths(self, snapshot: Snapshot) -> list[int]:
+        """Sequence lengths, one per request, that agree with the snapshot."""
+        return _lengths(snapshot)
 
     def set_field(self, batch: Any, column: str, snapshot: Snapshot) -> None:
         """Give `batch` what `snapshot` says of one column that is not of the speculative input."""
@@ -217,6 +231,8 @@ class BatchBuilder:
             raise self._capabilities.missing(f"speculative input {name}", f"a class {name}")
         made = _bare(kind, snapshot)
         for field, column, make in _SPEC_COLUMNS:
+            if not hasattr(made, field):
+                continue
             value = snapshot.get(column, Absent.NOT_OBSERVED)
             if value is None:
                 setattr(made, field, None)
@@ -225,32 +241,43 @@ class BatchBuilder:
         return made
 
 
-def schedule_batch(sync: RecordedEvent, batch: Any, lora: list[Any] | None) -> StandIn:
-    """What the scheduler hands to the function that fills in the counts."""
+def schedule_values(sync: RecordedEvent | None, snapshot: Snapshot) -> dict[str, Any]:
+    """The counts that the scheduler hands to the function that fills them in, if it syncs."""
+    if sync is None:
+        names = (*_SCHEDULED_COUNTS, "lora_ids", "spec_info")
+        return {**dict.fromkeys(names), **dict.fromkeys(_SCHEDULED_VOTES, False)}
     vote = sync.integer("can_run_dp_cuda_graph") == 1
     draft, logprob = (
         sync.vector(name) for name in ("draft_counts_before", "draft_logprob_counts_before")
     )
-    return StandIn(
-        "schedule batch",
-        {
-            "global_num_tokens": sync.vector("counts_before"),
-            "global_num_tokens_for_logprob": sync.vector("logprob_counts_before"),
-            "draft_global_num_tokens": draft,
-            # Older recordings and made ones do not state it.
-            "draft_global_num_tokens_for_logprob": (
-                logprob if logprob is not None or draft is None else list(draft)
-            ),
-            "dp_spec_prefill_coordination_applied": getattr(
-                batch, "dp_spec_prefill_coordination_applied", False
-            ),
-            "can_run_dp_cuda_graph": vote,
-            "can_run_decode_cuda_graph": vote,
-            "can_run_dp_draft_cuda_graph": vote,
-            "spec_info": batch.spec_info,
-            "lora_ids": lora,
-        },
-    )
+    lora = snapshot.get("lora_ids.rows")
+    return {
+        "global_num_tokens": sync.vector("counts_before"),
+        "global_num_tokens_for_logprob": sync.vector("logprob_counts_before"),
+        "draft_global_num_tokens": draft,
+        # Older recordings and made ones do not state it.
+        "draft_global_num_tokens_for_logprob": (
+            logprob if logprob is not None or draft is None else list(draft)
+        ),
+        **dict.fromkeys(_SCHEDULED_VOTES, vote),
+        "dp_spec_prefill_coordination_applied": (
+            snapshot.get("dp_spec_prefill_coordination_applied") == 1
+        ),
+        "lora_ids": [None] * lora if isinstance(lora, int) else None,
+        "spec_info": None,
+    }
+
+
+_SCHEDULED_COUNTS = (
+    *("global_num_tokens", "global_num_tokens_for_logprob"),
+    *("draft_global_num_tokens", "draft_global_num_tokens_for_logprob"),
+)
+_SCHEDULED_VOTES = (
+    *("dp_spec_prefill_coordination_applied", "can_run_dp_cuda_graph"),
+    *("can_run_decode_cuda_graph", "can_run_dp_draft_cuda_graph"),
+)
+# What of the scheduler's batch only some releases have.
+SCHEDULED = (*_SCHEDULED_COUNTS, *_SCHEDULED_VOTES)
 
 
 def _nothing_to_set(value: Value, name: str) -> bool:

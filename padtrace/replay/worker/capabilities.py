@@ -13,6 +13,7 @@ from typing import Any
 
 from padtrace.errors import EnvironmentMissingError
 from padtrace.replay.worker.obstacles import import_or_none
+from padtrace.replay.worker.old_context_parallel import OldContextParallel
 
 _SRT = "sglang.srt."
 
@@ -162,6 +163,65 @@ class Capabilities:
         return found
 
     @cached_property
+    def radix_attention(self) -> Any:
+        module = self.module("attention layer", "layers.radix_attention")
+        return self.attribute("attention layer", module, "RadixAttention")
+
+    @cached_property
+    def attention_method(self) -> Callable[[Any, Any], Any] | None:
+        """What chooses MLA or MHA for a DSA layer; None where a release knows MLA alone."""
+        module = import_or_none(_SRT + "models.deepseek_common.attention_backend_handler")
+        for name in ("handle_attention_dsa", "handle_attention_nsa"):
+            if module is not None and hasattr(module, name):
+                found: Callable[[Any, Any], Any] = getattr(module, name)
+                return found
+        return None
+
+    @cached_property
+    def old_context_parallel(self) -> OldContextParallel | None:
+        return OldContextParallel.found(self.dsa_utils)
+
+    @cached_property
+    def runner_module(self) -> ModuleType:
+        return self.module("model runner", "model_executor.model_runner")
+
+    @cached_property
+    def runner_class(self) -> Any:
+        found = self.attribute("model runner", self.runner_module, "ModelRunner")
+        self.attribute("model runner", found, "forward")
+        return found
+
+    @cached_property
+    def eager_runner_class(self) -> Any:
+        """EagerRunner; None where ModelRunner runs eager batches itself."""
+        module = import_or_none(_SRT + "model_executor.runner.eager_runner")
+        return None if module is None else self.attribute("eager runner", module, "EagerRunner")
+
+    @cached_property
+    def draft_worker_class(self) -> Any:
+        module = self.module("EAGLE draft", "speculative.eagle_worker_v2")
+        found = self.attribute("EAGLE draft", module, "EagleDraftWorker")
+        for method in ("draft", "draft_forward", "_draft_extend_for_decode"):
+            self.attribute("EAGLE draft", found, method)
+        return found
+
+    @cached_property
+    def spec_algorithm(self) -> Any:
+        module = self.module("speculative algorithm", "speculative.spec_info")
+        return self.attribute("speculative algorithm", module, "SpeculativeAlgorithm")
+
+    @cached_property
+    def schedule_fields(self) -> frozenset[str]:
+        """What the scheduler's batch has in this release."""
+        module = self.module("scheduler's batch", "managers.schedule_batch")
+        kind = self.attribute("scheduler's batch", module, "ScheduleBatch")
+        return frozenset(getattr(kind, "__dataclass_fields__", ())) | frozenset(vars(kind))
+
+    @cached_property
+    def capture_hidden_mode(self) -> Any:
+        return self.attribute("hidden states", self.batch_module, "CaptureHiddenMode")
+
+    @cached_property
     def runtime_context(self) -> ModuleType | None:
         return import_or_none(_SRT + "runtime_context")
 
@@ -244,7 +304,10 @@ def _compile_block(
 
 def import_release() -> str:
     """Import the SGLang that is first on the path; returns what it calls itself."""
-    importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+    name = "sglang.srt.model_executor.forward_batch_info"
+    if import_or_none(name) is None:
+        # Say what is missing as the import says it.
+        importlib.import_module(name)
     import sglang
 
     return str(getattr(sglang, "__version__", "unknown"))

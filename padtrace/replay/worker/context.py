@@ -15,7 +15,7 @@ from padtrace.recording.facts import Facts, WorkerFacts
 from padtrace.replay.worker.capabilities import Capabilities
 from padtrace.replay.worker.model_config import model_values, strict_model_config
 from padtrace.replay.worker.obstacles import import_or_none
-from padtrace.replay.worker.standins import StandIn
+from padtrace.replay.worker.process_groups import ProcessGroups
 
 _SWITCH_CP_V2 = "SGLANG_ENABLE_CP_V2"
 
@@ -46,6 +46,7 @@ class Topology:
         self._capabilities = capabilities
         self.facts = facts
         self.server_args: Any = None
+        self.groups = ProcessGroups(facts, self._custom_all_reduce())
 
     @contextmanager
     def active(self) -> Iterator[Topology]:
@@ -124,8 +125,11 @@ class Topology:
             "attn_dp_size": parallel.attn_dp_size,
             "ep_size": parallel.moe_ep_size,
             "enable_dp_attention": parallel.attn_dp_size > 1,
-            "dsa_topk_backend": "torch",
-            "speculative_dsa_topk_backend": "torch",
+            # What a server resolves them to; "torch" has no fused top-k.
+            "dsa_topk_backend": recorded.get("dsa_topk_backend") or "sgl-kernel",
+            "speculative_dsa_topk_backend": recorded.get("speculative_dsa_topk_backend")
+            or "sgl-kernel",
+            "attention_backend": recorded.get("attention_backend") or self._dsa_name(),
             "cuda_graph_config": self._graph_config(target),
             "enable_prefill_cp": prefill_cp and self.cp_v2,
             "cp_strategy": "zigzag" if mode == "in-seq-split" else "interleave",
@@ -140,6 +144,11 @@ class Topology:
         if target.speculative_num_steps is not None:
             derived["speculative_num_steps"] = target.speculative_num_steps
         return derived
+
+    def _dsa_name(self) -> str:
+        """What this release calls the DSA backend; a made recording does not say it."""
+        module: str = self._capabilities.dsa_module.__name__
+        return "nsa" if module.endswith("nsa_backend") else "dsa"
 
     def _graph_config(self, target: WorkerFacts) -> Any:
         module = import_or_none("sglang.srt.model_executor.cuda_graph_config")
@@ -163,8 +172,8 @@ class Topology:
     def _sizes(self, stack: ExitStack) -> None:
         context = self._capabilities.runtime_context
         values = self._parallel_values()
+        self.groups.put_into_globals(stack)
         if context is None or not hasattr(context, "get_parallel"):
-            _legacy_groups(stack, self.facts)
             return
         parallel = context.get_parallel()
         override = self._capabilities.attribute("topology override", parallel, "override")
@@ -199,19 +208,20 @@ class Topology:
             "dcp_enabled": False,
             "attn_dcp_size": 1,
             "attn_dcp_rank": 0,
-            "tp_group": self._tp_group(),
+            "enable_dp_attention": parallel.attn_dp_size > 1,
+            **self.groups.published(),
         }
 
-    def _tp_group(self) -> StandIn:
-        """The tensor-parallel group, of which only the custom all-reduce is asked."""
+    def _custom_all_reduce(self) -> Any:
+        """Of the tensor-parallel group: an object with its size limit, or None where it is off."""
         limit = self.facts.custom_all_reduce_max_bytes
-        all_reduce: Any = None
         kind = getattr(self._capabilities.dp_module, "CustomAllReduceV2", None)
-        if limit is not None and kind is not None:
-            all_reduce = object.__new__(kind)
-            all_reduce.disabled = False
-            all_reduce.max_size = limit
-        return StandIn("tp_group", {"ca_comm": all_reduce, **_group(self.facts, "tp").__dict__})
+        if limit is None or kind is None:
+            return None
+        all_reduce = object.__new__(kind)
+        all_reduce.disabled = False
+        all_reduce.max_size = limit
+        return all_reduce
 
     def _dp_globals(self, stack: ExitStack) -> None:
         parallel = self.facts.parallel
@@ -280,24 +290,6 @@ def _parallel_names(context: Any) -> frozenset[str]:
         lister: Callable[[], Any] | None = getattr(context, "_parallel_fields", None)
         names = lister() if lister is not None else ()
     return frozenset(names)
-
-
-def _group(facts: Facts, name: str) -> StandIn:
-    parallel = facts.parallel
-    size = getattr(parallel, f"{name}_size")
-    rank = getattr(parallel, f"{name}_rank", 0)
-    return StandIn(f"{name} group", {"world_size": size, "rank_in_group": rank})
-
-
-def _legacy_groups(stack: ExitStack, facts: Facts) -> None:
-    """Releases without a runtime context keep their groups in module globals."""
-    from sglang.srt.distributed import parallel_state
-
-    groups = {"_TP": "tp", "_ATTN_TP": "attn_tp", "_ATTN_CP": "attn_cp", "_MOE_EP": "moe_ep"}
-    for name, of in groups.items():
-        if hasattr(parallel_state, name):
-            stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))
-            setattr(parallel_state, name, _group(facts, of))
 
 
 def _restore_variable(name: str, value: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from padtrace.recording import schema
-from padtrace.recording.absent import HIGHEST_ABSENT_CODE, value_of
+from padtrace.recording.absent import HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE, value_of
 from padtrace.recording.model import Recording, Snapshot, Value
 
 HEADER = tuple(column.name for column in schema.HEADER)
@@ -15,6 +15,10 @@ _PLACES = {
 }
 _OWN = {kind: tuple(places)[len(HEADER) :] for kind, places in _PLACES.items()}
 _INT, _BOOL = schema.ColumnType.INT, schema.ColumnType.BOOL
+_SYNC_INPUTS = (
+    *("counts_before", "logprob_counts_before", "can_run_dp_cuda_graph"),
+    *("draft_counts_before", "draft_logprob_counts_before"),
+)
 _ENTER_AT, _PARENT_AT = HEADER.index("enter_seq"), HEADER.index("parent")
 
 
@@ -66,6 +70,15 @@ class RecordedEvent:
             return None
         value = self._recording.snapshot(code)
         return value if isinstance(value["forward_mode"], str) else None
+
+    def code(self, name: str) -> int:
+        """A column as it is stored; no column of this kind is a code that nothing has."""
+        place = _PLACES[self.kind].get(name)
+        return NOT_OBSERVED_CODE if place is None else self._raw[place[0]]
+
+    def inputs(self) -> tuple[int, ...]:
+        """Of a `sync`: the scheduler's counts and votes, as they are stored."""
+        return tuple(self.code(name) for name in _SYNC_INPUTS)
 
     def own(self) -> dict[str, Value]:
         """Every column that is not of the header."""

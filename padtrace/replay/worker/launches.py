@@ -17,6 +17,7 @@ from padtrace.replay.kernels.kernel_process import KernelProcess
 from padtrace.replay.kernels.launch import LaunchResult, run_launch
 from padtrace.replay.kernels.launch_shapes import LaunchLimits, LaunchShapes
 from padtrace.replay.kernels.select import select
+from padtrace.replay.worker.device import built_with_cuda
 
 # Shapes and the schedule alone: a replay holds no values worth attending to.
 _SHAPES_ONLY = LaunchLimits(max_work=0)
@@ -129,7 +130,7 @@ class LaunchJudge:
 
     def _real_or_reference(self) -> KernelProcess | FlashMlaKernel:
         # A torch without CUDA needs no process to be told from one with it.
-        if torch.version.cuda is None:
+        if not built_with_cuda(torch):
             self._why = f"torch {torch.__version__} is built without CUDA"
         else:
             try:

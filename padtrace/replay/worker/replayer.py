@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import bisect
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from padtrace.recording import schema
-from padtrace.recording.absent import ABSENT_CODES, HIGHEST_ABSENT_CODE, NOT_OBSERVED_CODE
+from padtrace.recording.absent import ABSENT_CODES
 from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.facts import Facts, view
 from padtrace.recording.model import Recording, Value
+from padtrace.replay.devices import CPU
+from padtrace.replay.worker.batches import BatchBuilder
 from padtrace.replay.worker.capabilities import Capabilities
+from padtrace.replay.worker.compare import Comparer, Comparison, Reproduced
 from padtrace.replay.worker.context import Topology
-from padtrace.replay.worker.events import HEADER, RecordedEvent
+from padtrace.replay.worker.driver import Driven, Driver
+from padtrace.replay.worker.events import HEADER
+from padtrace.replay.worker.graph_events import GraphEvents
 from padtrace.replay.worker.groups import EventIndex, Group
+from padtrace.replay.worker.instruments import Instruments
 from padtrace.replay.worker.launches import LaunchJudge
-from padtrace.replay.worker.life import BatchLife
-from padtrace.replay.worker.outcomes import LifeResult, Outcome
-from padtrace.replay.worker.planning import install_kernels
 from padtrace.replay.worker.provenance import Chain, Provenance
-from padtrace.replay.worker.site import Site
-
-MAX_LISTED_EDITS = 1000
-MAX_CHAINS = 200_000
-_PROCESS_AT, _ENTER_AT, _EXIT_AT, _PARENT_AT = (
-    HEADER.index(name) for name in ("process", "enter_seq", "exit_seq", "parent")
+from padtrace.replay.worker.replayed_events import (
+    ReplayedEvent,
+    next_number,
+    of_driven,
+    of_recorded,
 )
+
+MAX_CHAINS = 200_000
+_PROCESS_AT, _ENTER_AT = HEADER.index("process"), HEADER.index("enter_seq")
 _STRINGS_AT = [
     place for place, column in enumerate(schema.HEADER) if column.type is schema.ColumnType.STRING
 ]
@@ -35,35 +40,42 @@ _STRINGS_AT = [
 class Release:
     """One imported release; its helpers are wrapped once, before the first replay."""
 
-    def __init__(self, name: str, version: str) -> None:
+    def __init__(self, name: str, version: str, device: str = CPU) -> None:
         self.name = name
         self.version = version
+        self.device = device
         self.capabilities = Capabilities(name)
         self.provenance = Provenance()
-        self._ready = self._planning_ready = False
+        self._instruments: Instruments | None = None
+        self._wrapped = False
 
-    def prepare(self) -> None:
-        """Wrap the helpers whose steps a length remembers.
+    def prepare(self) -> Instruments:
+        """Put kernels, probes and the helpers whose steps a length remembers into place.
 
         Raises:
-            EnvironmentMissingError: the release lacks one that a replay cannot do without.
+            EnvironmentMissingError: the release lacks one that a replay cannot do without; it is
+                said again each time.
         """
-        if self._ready:
-            return
-        self._ready = True
+        if self._instruments is None:
+            self._check()
+            if not self._wrapped:
+                self._wrap()
+                self._wrapped = True
+            self._instruments = Instruments(self.capabilities, self.provenance, self.device)
+        return self._instruments
+
+    def _check(self) -> None:
+        capabilities = self.capabilities
+        _ = capabilities.pad, capabilities.unpad, capabilities.scale, capabilities.dsa_class
+        _ = capabilities.pad_lengths, capabilities.padding_mode, capabilities.runner_class
+
+    def _wrap(self) -> None:
         capabilities, provenance = self.capabilities, self.provenance
-        _ = capabilities.pad, capabilities.unpad, capabilities.scale
         utils = capabilities.dsa_utils
         provenance.wrap_arithmetic([capabilities.batch_module, utils])
         provenance.wrap_mode(capabilities.padding_mode)
         provenance.wrap_sizes(capabilities.batch_class)
         provenance.wrap_padded_tokens(utils)
-
-    def prepare_planning(self) -> None:
-        """Import the DSA backend and replace its kernels; done when a plan first needs it."""
-        if not self._planning_ready:
-            install_kernels(self.capabilities, self.provenance)
-            self._planning_ready = True
 
 
 class Replayer:
@@ -81,12 +93,13 @@ class Replayer:
         self._progress = progress
         self._launches = LaunchJudge(kernels, release.version)
         self._builder = RecordingBuilder(self._about())
-        self._edits = 0
-        self._edit_list: list[dict[str, Any]] = []
-        self._not_replayed: dict[str, int] = {}
+        self._driven = 0
+        self._not_driven: Counter[str] = Counter()
+        self._not_replayed: Counter[str] = Counter()
+        self._reproduced = Reproduced()
         self._equal = 0
         # Most events meet the batch as the one before left it.
-        self._last_snapshot: tuple[Any, int] = (None, 0)
+        self._rows: dict[int, tuple[Any, int]] = {}
         self._strings: dict[int, int] = {code: code for code in ABSENT_CODES}
         self._chains: dict[str, int] = {}
         self._chain_texts: dict[Chain, int] = {}
@@ -95,7 +108,7 @@ class Replayer:
         """Replay the processes, by default all; they are numbered from 0 in the result.
 
         Raises:
-            PadtraceError: the recording lacks what SGLang reads, or the release a capability.
+            PadtraceError: the release lacks a capability.
         """
         self._release.prepare()
         if processes is None:
@@ -125,75 +138,75 @@ class Replayer:
         self, process: int, facts: Facts, groups: list[Group], done: int, total: int
     ) -> int:
         capabilities = self._release.capabilities
-        # Equal groups are one life.
-        numbers: dict[tuple[object, ...], int] = {}
-        results: list[LifeResult] = []
-        answered: list[tuple[RecordedEvent, Outcome]] = []
+        # Equal inputs are driven once; what came of them is compared with each recorded outcome.
+        results: dict[tuple[object, ...], Driven] = {}
+        compared: dict[tuple[object, ...], Comparison] = {}
+        comparer = Comparer()
+        number = 0
         with Topology(capabilities, facts).active() as topology:
-            self._prepare(groups)
-            site = Site(capabilities, topology, self._release.provenance, self._launches)
+            builder = BatchBuilder(capabilities)
+            driver = Driver(
+                capabilities,
+                topology,
+                self._release.prepare(),
+                self._launches,
+                builder,
+                deep_gemm=any(map(_has_deep_gemm, groups)),
+            )
+            graphs = GraphEvents(capabilities, topology, builder, self._release.provenance)
             for group in groups:
-                number = numbers.setdefault(group.key, len(results))
-                if number == len(results):
-                    results.append(BatchLife(site).run(group.tree()))
+                key = driver.key(group)
+                driven = results.get(key)
+                if driven is None:
+                    driven = results[key] = driver.drive(group)
                 else:
                     self._equal += 1
-                result = results[number]
-                answered.extend((group.events[out.index], out) for out in result.outcomes)
-                self._note(process, group.events, result)
+                self._count(group, driven)
+                if not driven.reason:
+                    comparison = compared.get(group.key)
+                    if comparison is None:
+                        comparison = comparer.compare(group.events, driven.events)
+                        compared[group.key] = comparison
+                    self._reproduced.add(process, group.events, comparison)
+                number = self._write(process, group, driven, graphs, number)
                 done += 1
                 if done % 64 == 0 or done == total:
                     self._progress(done, total)
-        self._write(process, answered)
         return done
 
-    def _prepare(self, groups: list[Group]) -> None:
-        plans = any(event.kind == "plan" for group in groups for event in group.events)
-        if plans:
-            self._release.prepare_planning()
+    def _count(self, group: Group, driven: Driven) -> None:
+        forwards = sum(event.kind == "forward" for event in group.events)
+        if driven.reason:
+            self._not_driven[driven.reason] += max(forwards, 1)
+            self._not_replayed[f"not driven: {driven.reason}"] += max(forwards, 1)
+        else:
+            self._driven += sum(event.kind == "forward" for event in driven.events)
 
-    def _note(self, process: int, events: list[RecordedEvent], result: LifeResult) -> None:
-        for edit in result.edits:
-            self._edits += 1
-            if len(self._edit_list) < MAX_LISTED_EDITS:
-                enter = events[edit.index].integer("enter_seq")
-                self._edit_list.append(
-                    {"process": process, "enter_seq": enter, "field": edit.field, "count": 1}
-                )
-        for reason, count in result.not_replayed.items():
-            self._not_replayed[reason] = self._not_replayed.get(reason, 0) + count
+    def _write(
+        self, process: int, group: Group, driven: Driven, graphs: GraphEvents, first: int
+    ) -> int:
+        """Write a batch's events; returns the next free number."""
+        if driven.reason:
+            others = [event for event in group.events if event.kind != "graph"]
+            events = of_recorded(others or group.events, first)
+        else:
+            events = of_driven(driven.events, driven.chains, group.events, first)
+        judged, skipped = graphs.judge(group, next_number(events, first))
+        self._not_replayed.update(skipped)
+        for event in (*events, *judged):
+            self._add(process, event)
+        return next_number((*events, *judged), first)
 
-    def _write(self, process: int, answered: list[tuple[RecordedEvent, Outcome]]) -> None:
-        """Write a process's events in the recorded order, errors where they happened.
-
-        Sequence numbers are the recorded ones, moved up by the errors inserted before them.
-        """
-        inserted = sorted(event.entered for event, out in answered if out.kind == "error")
-
-        def moved(number: int) -> int:
-            if number <= HIGHEST_ABSENT_CODE:
-                return NOT_OBSERVED_CODE
-            return number + bisect.bisect_left(inserted, number) if inserted else number
-
-        answered.sort(key=lambda pair: (pair[0].entered, pair[1].kind == "error"))
-        add, keep = self._builder.add_encoded, self._keep_chains
-        chains, strings = self._release.provenance.enabled, self._strings
-        for event, outcome in answered:
-            header = event.header_codes()
-            for place in _STRINGS_AT:
-                known = strings.get(header[place])
-                header[place] = self._string(header[place]) if known is None else known
-            for place in (_ENTER_AT, _EXIT_AT, _PARENT_AT):
-                header[place] = moved(header[place])
-            header[_PROCESS_AT] = process
-            if outcome.kind == "error":
-                header[_PARENT_AT] = header[_ENTER_AT]
-                header[_ENTER_AT] += 1
-            if not outcome.ended:
-                header[_EXIT_AT] = NOT_OBSERVED_CODE
-            add(outcome.kind, header, self._by_row(outcome.values))
-            if chains and outcome.chains:
-                keep(process, header[_ENTER_AT], outcome)
+    def _add(self, process: int, event: ReplayedEvent) -> None:
+        header = event.header
+        strings = self._strings
+        for place in _STRINGS_AT:
+            known = strings.get(header[place])
+            header[place] = self._string(header[place]) if known is None else known
+        header[_PROCESS_AT] = process
+        self._builder.add_encoded(event.kind, header, self._by_row(event.values))
+        if event.chains and self._release.provenance.enabled:
+            self._keep_chains(process, header[_ENTER_AT], event.chains)
 
     def _string(self, code: int) -> int:
         """The number of a recorded string in the new file, when it is first met."""
@@ -203,16 +216,22 @@ class Replayer:
 
     def _by_row(self, values: dict[str, Value]) -> dict[str, Value]:
         """Snapshots by their row in the new file; equal batches share them."""
+        made = values
         for name in ("entry", "exit"):
             snapshot = values.get(name)
             if isinstance(snapshot, dict):
-                if snapshot is not self._last_snapshot[0]:
-                    self._last_snapshot = (snapshot, self._builder.snapshot_row(snapshot))
-                values[name] = self._last_snapshot[1]
-        return values
+                kept = self._rows.get(id(snapshot))
+                if kept is None:
+                    # Kept with its row, so that its id is given to no other.
+                    kept = (snapshot, self._builder.snapshot_row(snapshot))
+                    self._rows[id(snapshot)] = kept
+                if made is values:
+                    made = dict(values)
+                made[name] = kept[1]
+        return made
 
-    def _keep_chains(self, process: int, enter: int, outcome: Outcome) -> None:
-        for column, chain in outcome.chains.items():
+    def _keep_chains(self, process: int, enter: int, chains: dict[str, Chain]) -> None:
+        for column, chain in chains.items():
             if len(self._chains) < MAX_CHAINS:
                 index = self._chain_texts.setdefault(chain, len(self._chain_texts))
                 self._chains[f"{process}/{enter}/{column}"] = index
@@ -224,6 +243,7 @@ class Replayer:
             "tier": about.get("tier", "shape"),
             "sglang": self._release.version,
             "release": self._release.name,
+            "device": self._release.device,
             "recorded_on": about.get("sglang"),
             "of_source": about.get("source"),
             "notes": list(about.get("notes") or []),
@@ -231,11 +251,24 @@ class Replayer:
 
     def _coverage(self) -> dict[str, Any]:
         coverage = dict(self._recording.coverage)
+        coverage["driven"] = {
+            "driven": self._driven,
+            "not_driven": dict(self._not_driven),
+            "compared": self._reproduced.summary(),
+        }
         coverage["replay"] = {
-            "outside_edits": self._edits,
-            "outside_edit_list": self._edit_list,
-            "not_replayed": self._not_replayed,
+            "outside_edits": 0,
+            "outside_edit_list": [],
+            "not_replayed": dict(self._not_replayed),
             "equal_inputs": self._equal,
             "kernel": self._launches.summary(),
         }
         return coverage
+
+
+def _has_deep_gemm(group: Group) -> bool:
+    """A plan of the server had DeepGEMM's context lengths."""
+    return any(
+        event.kind == "plan" and event.integer("paged_mqa_ctx_lens_2d.rows") is not None
+        for event in group.events
+    )

@@ -44,6 +44,9 @@ class Unobserved:
         self.__dict__["_name"] = name
 
     def __getattr__(self, name: str) -> Any:
+        # To padtrace's own probes it is what they cannot observe.
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("padtrace.record"):
+            raise AttributeError(name)
         raise not_held(self.__dict__["_name"])
 
     def _touched(self, *_: Any) -> Any:
