@@ -400,7 +400,7 @@ def _check_vectors(recording: Recording, name: str) -> None:
         offsets.size != recording.rows("vector") + 1
         or int(offsets[0]) != 0
         or int(offsets[-1]) != recording.vector_values.size
-        or bool((lengths < 0).any())
+        or bool((offsets[1:] < offsets[:-1]).any())
         or (lengths.size and int(lengths.max()) > MAX_VECTOR_VALUES_PER_ROW)
     ):
         raise _bad(name, "the offsets of its vectors do not fit their values", _ASK_AGAIN)

@@ -22,8 +22,8 @@ def print_share_check(out: Console, proof: ShareProof, path: str = "REC") -> Non
     elif proof.tier == "shape":
         out.print(plain("it holds what a stranger should not read", style="bold yellow"))
     else:
-        head = f"tier {proof.tier}: look before you share"
-        out.print(plain(head if proof.tier in ("meta", "full") else head[5:], style="bold yellow"))
+        tier = proof.tier if proof.tier in ("meta", "full") else "unknown"
+        out.print(plain(f"tier {tier}: look before you share", style="bold yellow"))
     for line in proof.lines:
         _line(out, line)
     for place, count in proof.free_texts.items():

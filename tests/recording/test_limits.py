@@ -16,7 +16,7 @@ from padtrace.recording import limits, reader, writer
 from padtrace.recording.builder import RecordingBuilder
 from padtrace.recording.document import markdown
 from padtrace.recording.model import Recording
-from tests.mutations import Opened
+from tests.mutations import FOLDER, SIZES, Opened
 from tests.recording.helpers import small_recording
 
 Change = Callable[[Opened], None]
@@ -144,6 +144,33 @@ def test_it_is_refused_in_words(name: str) -> None:
     assert what == "bad recording: small.safetensors"
     assert len(why) <= 300
     assert hint
+
+
+def test_no_place_that_counts_rows_may_hold_an_absent_code() -> None:
+    """Indices of dictionaries, rows at which steps start afresh, offsets of vectors: each in turn.
+
+    The three lowest numbers of a narrow type are wide ones in memory, and int64 ends near them.
+    """
+    opened = Opened.of((FOLDER / "healthy-dsa-eagle.safetensors").read_bytes())
+    names = [
+        name
+        for name in opened.tensors
+        if name.endswith(".fresh_rows") or f"{name}.dictionary" in opened.tensors
+    ]
+    assert len(names) > 10
+    for name in [*names, "vector/offsets"]:
+        dtype, shape, data = opened.tensors[name]
+        width = SIZES[dtype]
+        places = {0, 1, shape[0] // 2, shape[0] - 2, shape[0] - 1} & set(range(shape[0]))
+        for place in places:
+            for code in range(3):
+                changed = bytearray(data)
+                lowest = (-(2 ** (8 * width - 1)) + code).to_bytes(width, "little", signed=True)
+                changed[place * width : (place + 1) * width] = lowest
+                opened.tensors[name] = (dtype, shape, bytes(changed))
+                with pytest.raises(BadRecordingError):
+                    reader.from_bytes(opened.sealed(), f"{name}[{place}]")
+        opened.tensors[name] = (dtype, shape, data)
 
 
 UNCHANGED: dict[str, Change] = {
