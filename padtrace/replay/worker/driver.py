@@ -36,6 +36,8 @@ from padtrace.replay.worker.tap import DrivenEvent
 _MODES = ("EXTEND", "MIXED", "DECODE", "IDLE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
 _DRAFT_INPUTS = ("EagleDraftInput", "EagleDraftExtendInput")
 _OTHER_SIDE = {"before": "after", "after": "before"}
+# Torch's own words, where code asks for a device whatever is shown.
+_NO_CARD = "Torch not compiled with CUDA enabled"
 _OURS = "/padtrace/replay/worker/"
 # The kernels refuse in their own words; a stand-in of another kind that raises is a fault of ours.
 _SPEAKS_FOR_SGLANG = ("leaves.py", "process_groups.py", "runner.py", "launches.py")
@@ -341,6 +343,8 @@ def _not_eager(group: Group) -> str:
 
 def _check_whose(error: Exception) -> None:
     """An exception of SGLang's is a result; one of a stand-in of ours is a fault of the driver."""
+    if _NO_CARD in str(error):
+        raise NotDrivenError("SGLang makes a tensor on a card, and there is none") from error
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1].filename.replace("\\", "/") if frames else ""
     if _OURS in last and not last.endswith(_SPEAKS_FOR_SGLANG):

@@ -83,6 +83,9 @@ _LIBRARIES: list[Any] = []
 
 def _without_pinning(original: Callable[..., Any]) -> Callable[..., Any]:
     def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        # Some of SGLang's code names the device whatever is shown; tensors stay on the CPU.
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
         return original(*args, **kwargs)
 
     return tensor

@@ -37,6 +37,7 @@ GIVEN = {
     "tbo_parent_token_range": _NO_OVERLAP,
     "mamba_prefill_track_mask_cpu": _NO_MAMBA,
     "mamba_track_seqlens_cpu": _NO_MAMBA,
+    "sampling_info": "a sampler's values: no row count depends on them",
     "rids_int": _IDS,
     "bootstrap_room_ids_int": _IDS,
 }
