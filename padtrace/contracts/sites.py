@@ -82,7 +82,7 @@ def _plans_named(evidence: Evidence, launches: Int64Array) -> Int64Array:
 
 def _pad_sites(evidence: Evidence) -> Sites:
     pads = evidence.top_pads
-    bound = _end_of_pads(evidence, pads)
+    bound = end_of_pads(evidence, pads)
     plans = evidence.plan_before("pad", pads, bound, evidence.split_plans)
     plans = _named_or(evidence, "pad", pads, plans)
     return Sites("pad", pads, rows_after_pad(evidence, pads), plans, pads)
@@ -169,7 +169,7 @@ def _named_or(evidence: Evidence, kind: str, rows: Int64Array, plans: Int64Array
 def with_plans(evidence: Evidence, sites: Sites, plans: Int64Array) -> Sites:
     """The same pads or forwards, each with the last of these plans that it works with."""
     if sites.kind == "pad":
-        bound = _end_of_pads(evidence, evidence.top_pads)[np.isin(evidence.top_pads, sites.rows)]
+        bound = end_of_pads(evidence, evidence.top_pads)[np.isin(evidence.top_pads, sites.rows)]
     else:
         end = evidence.column("forward", "exit_seq")[sites.rows]
         bound = np.where(present(end), end, NO_BOUND)
@@ -197,7 +197,7 @@ def _pads_of(evidence: Evidence, kind: str, rows: Int64Array, order: Int64Array)
     return np.where(index >= 0, pads[np.maximum(index, 0)], NO_ROW)
 
 
-def _end_of_pads(evidence: Evidence, pads: Int64Array) -> Int64Array:
+def end_of_pads(evidence: Evidence, pads: Int64Array) -> Int64Array:
     """Where the stretch of each pad ends: the next unpad or pad of the same batch."""
     order = evidence.column("pad", "enter_seq")[pads]
     names = ("process", "batch")

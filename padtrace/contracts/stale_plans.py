@@ -8,6 +8,7 @@ from padtrace.contracts import wording
 from padtrace.contracts.common import Place, Side, hold, pad_place
 from padtrace.contracts.evidence import NO_ROW, Evidence, present
 from padtrace.contracts.model import Contract, Evaluation, Finding, Severity
+from padtrace.contracts.sites import end_of_pads
 from padtrace.recording.absent import NOT_OBSERVED_CODE
 
 ONE_STEP = "no draft of several steps was padded"
@@ -26,7 +27,9 @@ def marked_rows(evidence: Evidence) -> Evaluation:
         (evidence.keys("ready", ready, *names), evidence.column("ready", "enter_seq")),
         (evidence.keys("pad", place.rows, *names), order),
     )
-    plans = evidence.plan_before("pad", place.rows, order, evidence.split_plans)
+    # Also one made after the pad: 0.5.12 plans again whatever the flag says.
+    end = end_of_pads(evidence, place.rows)
+    plans = evidence.plan_before("pad", place.rows, end, evidence.split_plans)
     marked = evidence.at("ready", "planned_num_tokens", index)
     again = evidence.at("ready", "replan_equivalent", index) == 1
     # A plan with num_splits counted the padded rows by itself; PT101 judges it.
