@@ -7,7 +7,7 @@ RELEASES ?= 0.5.16 0.5.17 0.5.18
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-live test-all check format docs corpus bench clean
+.PHONY: help demo test test-live test-all mutations check format docs corpus bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,11 +35,14 @@ demo: $(VENV)/.replay ## set everything up and replay two shipped recordings thr
 
 test: $(VENV)/.replay ## set everything up and run the tests, the live crash included
 	$(BIN)/padtrace releases fetch $(RELEASES)
-	$(PYTEST) -m "live_default or not (live or slow)"
+	$(PYTEST) -m "live_default or not (live or slow or hours)"
 
 test-live: $(VENV)/.replay ## the slow tests, and those against further live servers
 	$(BIN)/padtrace releases fetch $(RELEASES) 0.5.20 0.5.23
 	$(PYTEST) -m "slow or (live and not live_default)"
+
+mutations: $(VENV)/.base ## change every shipped recording 20,000 times: two hours of a processor or more
+	$(PYTEST) -m hours
 
 corpus: $(VENV)/.replay ## replay the corpus of reports and healthy baselines on seven releases
 	$(BIN)/python scripts/corpus.py

@@ -69,7 +69,7 @@ def test_a_mutation_is_refused_or_judged(name: str) -> None:
     assert codes["3"] >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.parametrize("first", range(0, ALL, CHUNK))
 @pytest.mark.parametrize("name", NAMES)
 def test_all_mutations(name: str, first: int) -> None:

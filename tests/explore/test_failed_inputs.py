@@ -50,7 +50,8 @@ def replayed(case: dict[str, Any], release: str = "0.5.18") -> Recording:
 
 
 def rows(recording: Recording) -> tuple[int, int]:
-    (launch,) = [event for event in recording.events() if event.kind == "launch"]
+    launches = [event for event in recording.events() if event.kind == "launch"]
+    (launch,) = [event for event in launches if event.text("function") == "flash_mla_with_kvcache"]
     shape, splits = launch.vector("q.shape"), launch.integer("num_splits.rows")
     assert shape is not None
     assert splits is not None
