@@ -37,8 +37,6 @@ INPUTS = {
 RUNS: dict[str, tuple[tuple[str, ...], Plan]] = {
     **{name: ((name,), "auto") for name in INPUTS},
     "planned after": (("dp-maxlen-dext-1v4",), "after"),
-    "flip decode": (("dp-modeflip-decode",), "before"),
-    "flip verify": (("dp-modeflip-verify",), "before"),
     "two ranks": (("mix-verify-rank0", "mix-extend-rank1"), "auto"),
 }
 
@@ -128,18 +126,11 @@ def test_2_the_pad_edits_lists_that_a_plan_holds(version: str) -> None:
 
 @pytest.mark.parametrize("version", ALL)
 def test_3_a_plan_made_after_the_pad_counts_in_two_ways(version: str) -> None:
-    report = _on(version, "planned after").report
-    assert _found(report, "PT101") is None  # num_splits 17 beside q 16 looks right
-    cumulated = _found(report, "PT103", "cu_seqlens_q.rows")
-    assert cumulated is not None
-    assert (cumulated.right.value, cumulated.right.expected) == (5, 17)
-    assert "one plan of DRAFT_EXTEND_V2 (draft worker) counts its rows in two ways" in (
-        cumulated.sentence
-    )
-    expanded = _found(report, "PT103", "dsa_seqlens_expanded.rows")
-    assert (expanded is not None) == (version not in ("0.5.20", "0.5.23"))
-    if expanded is not None:
-        assert _numbers(expanded) == (16, 4)
+    """Seen where functions were called one by one; no release plans a draft-extend so."""
+    outcome = _on(version, "planned after")
+    assert (outcome.report.forwards.judged, outcome.verdict) == (0, "nothing-observed")
+    (reason,) = outcome.replayed.coverage["driven"]["not_driven"]
+    assert "before the pad" in reason
 
 
 @pytest.mark.parametrize("version", ALL)
@@ -167,17 +158,16 @@ def test_5_an_idle_rank_in_a_speculative_round_is_planned_by_request(version: st
 
 
 @pytest.mark.parametrize("version", ALL)
-@pytest.mark.parametrize(("name", "q", "planned"), [("flip decode", 8, 1), ("flip verify", 16, 2)])
-def test_6_the_padding_mode_flips_between_plan_and_pad(version, name, q, planned) -> None:
-    report = _on(version, name).report
+def test_6_the_padding_mode_flips_between_plan_and_pad(version: str) -> None:
+    """In a draft step, which SGLang plans before the pad."""
+    report = _on(version, "dp-modeflip-draft").report
     finding = _found(report, "PT405")
     assert finding is not None
-    rows = "1 row" if planned == 1 else f"{planned} rows"
-    assert f"was planned as SUM_LEN ({rows}) and padded as MAX_LEN" in finding.sentence
+    assert "was planned as SUM_LEN (1 row) and padded as MAX_LEN" in finding.sentence
     assert "the padding mode flipped between the plan and the pad" in finding.sentence
     splits = _found(report, "PT101")
     assert splits is not None
-    assert _numbers(splits) == (q, planned + 1)
+    assert _numbers(splits) == (8, 2)
 
 
 def test_7_decode_goes_sum_len_with_custom_all_reduce_in_0_5_23() -> None:
@@ -193,12 +183,13 @@ def test_8_prefill_is_padded_to_the_graph_bucket_in_0_5_23() -> None:
     for version, (q, _, mode) in _rows(result).items():
         old = version in ("0.5.12", "0.5.15")
         assert mode == ("SUM_LEN" if old else "MAX_LEN"), version
-        assert q == (48 if version == "0.5.23" else 34), version
+        # From 0.5.23 on the attention layer is given the real rows of what was padded to 48.
+        assert q == (33 if version == "0.5.23" else 34), version
     _change_is_told(result, "0.5.23", "pad.exit.input_ids.rows: 34 -> 48")
     relabelled = _rows(_across("ext-dec-prefill-graph"))
     for version, (q, _, _) in relabelled.items():
         old = version in ("0.5.12", "0.5.15")
-        assert q == (4 if old else 48 if version == "0.5.23" else 34), version
+        assert q == (4 if old else 3 if version == "0.5.23" else 34), version
 
 
 @pytest.mark.parametrize("version", ALL)
@@ -222,11 +213,9 @@ def test_9_seq_lens_sum_keeps_counting_the_padding(version: str) -> None:
 
 @pytest.mark.parametrize("version", ALL)
 def test_10_the_second_draft_step_hides_the_fault_of_the_first(version: str) -> None:
+    """So it was where functions were called one by one; a server plans all steps ahead of them."""
     report = _on(version, "step2-draft-2v5").report
-    finding = _found(report, "PT802")
-    assert finding is not None
-    assert _numbers(finding) == (6, 9)
-    assert "counts padded in the first step were left in the batch" in finding.sentence
+    assert _found(report, "PT802") is None
     first = _found(report, "PT101")
     assert first is not None
     assert (first.draft_step, *_numbers(first)) == (0, 8, 6)

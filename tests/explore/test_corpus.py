@@ -104,4 +104,4 @@ def test_every_report_is_found_and_no_alarm_is_false(version: str) -> None:
     wrong = [(e.case.id, line) for e in result.judged for line in e.wrong]
     assert wrong == []
     assert result.not_run == {}
-    assert len(result.judged) >= len(CORPUS.cases) - 2
+    assert len(result.judged) == sum(version in case.expected for case in CORPUS.cases) > 40

@@ -155,7 +155,7 @@ def _ranks(out: Console, words: Words) -> None:
 def _replay(out: Console, words: Words) -> None:
     view = replay_view.ReplayView(out, quiet=False)
     result = outcome(words)
-    view.before(result.recorded, KNOWN, words("rec"))
+    view.before(result.recorded, KNOWN)
     view.after(result, KNOWN, words("rec"), None)
 
 
