@@ -20,13 +20,14 @@ import pytest
 
 from padtrace.contracts.engine import check
 from padtrace.explore.differences import compare
-from padtrace.recording.model import Recording
+from padtrace.recording.model import Event, Recording
 from padtrace.recording.reader import read
 from padtrace.replay.service import replay
 from tests.live import servers
 from tests.live.servers import LiveServer
 
 pytestmark = pytest.mark.live
+PEER_FAILED = ("forward.failed", True)
 WORDS = "num_splits must have shape (b+1)"
 SKIP_WARMUP = "--skip-server-warmup"
 
@@ -153,6 +154,17 @@ def test_it_is_found_with_the_right_numbers(died: Died) -> None:
 
 
 def test_a_replay_on_that_release_agrees_on_every_field(died: Died) -> None:
-    differences = compare(died.recorded, replay(died.recorded))
-    assert differences.differences == []
-    assert differences.compared_values > 500
+    replayed = replay(died.recorded)
+    compared = replayed.coverage["driven"]["compared"]
+    print(f"{compared['values']} values compared in {compared['events']} events")
+    assert compared["differences"] == []
+    assert compared["values"] > 500
+    # What else differs: ranks whose collective failed since another had died, and no rank here has.
+    others = {event.values["process"] for event in died.recorded.events() if _of_a_peer(event)}
+    differences = compare(died.recorded, replayed).differences
+    assert [d for d in differences if (d.field, d.process in others) != PEER_FAILED] == []
+
+
+def _of_a_peer(event: Event) -> bool:
+    frames = event.values.get("frames")
+    return isinstance(frames, list) and frames[-1].startswith("torch/distributed/")

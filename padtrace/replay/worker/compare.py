@@ -67,6 +67,9 @@ class Comparison:
     not_compared: Counter[str] = field(default_factory=Counter)
 
 
+_PEER_ENDED = "another rank had died, and a collective failed with it"
+
+
 class Comparer:
     """Compares the batches of one process; which backend is which must stay the same in all."""
 
@@ -82,6 +85,11 @@ class Comparer:
             for index, event in enumerate(recorded)
             if self._is_compared(event, result)
         ]
+        ended = next((at for at, (_, event) in enumerate(wanted) if _of_a_peer(event)), None)
+        if ended is not None and len(driven) >= ended:
+            # Ranks are driven one by one, so no collective fails here.
+            result.not_compared[_PEER_ENDED] += len(wanted) - ended
+            wanted, driven = wanted[:ended], driven[:ended]
         if _names(event for _, event in wanted) != _names(driven):
             result.differences.append(_order(wanted, driven))
             return result
@@ -89,7 +97,7 @@ class Comparer:
         recorded_places = {event.entered: place for place, (_, event) in enumerate(wanted)}
         for (index, one), other in zip(wanted, driven, strict=True):
             result.events += 1
-            self._columns(index, one, other, result)
+            self._columns(index, one, other, result, peer_ended=ended is not None)
             self._plan_of(index, one, other, (recorded_places, places), result)
         return result
 
@@ -103,10 +111,18 @@ class Comparer:
         return True
 
     def _columns(
-        self, index: int, one: RecordedEvent, other: DrivenEvent, result: Comparison
+        self,
+        index: int,
+        one: RecordedEvent,
+        other: DrivenEvent,
+        result: Comparison,
+        *,
+        peer_ended: bool,
     ) -> None:
         for name, value in other.values.items():
             reason = _NOT_COMPARED.get((one.kind, name))
+            if peer_ended and (one.kind, name) == ("forward", "failed"):
+                reason = _PEER_ENDED
             if reason is not None:
                 result.not_compared[reason] += 1
                 if name == "backend_id":
@@ -195,6 +211,15 @@ class Reproduced:
             "differences": self._listed,
             "not_compared": dict(self._not_compared),
         }
+
+
+def _of_a_peer(event: RecordedEvent) -> bool:
+    """Whether a collective failed, as it does on every rank when one of them has died."""
+    if event.kind != "error":
+        return False
+    frames = event["frames"]
+    last = frames[-1] if isinstance(frames, list) and frames else ""
+    return str(last).startswith("torch/distributed/")
 
 
 def _names(events: Iterator[RecordedEvent] | list[DrivenEvent]) -> list[str]:

@@ -343,6 +343,9 @@ def _not_eager(group: Group) -> str:
 
 def _check_whose(error: Exception) -> None:
     """An exception of SGLang's is a result; one of a stand-in of ours is a fault of the driver."""
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name or "one that is not named"
+        raise NotDrivenError(f"SGLang imports a module that is not here: {missing}") from error
     if _NO_CARD in str(error):
         raise NotDrivenError("SGLang makes a tensor on a card, and there is none") from error
     frames = traceback.extract_tb(error.__traceback__)

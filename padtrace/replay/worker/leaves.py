@@ -134,7 +134,8 @@ class Leaves:
             return
         self._is_cuda = self._is_cuda or names["is_cuda"]
         names["is_cuda"] = (lambda: True) if on else self._is_cuda
-        names["deep_gemm"] = self._deep_gemm()
+        # Releases import it at the head of the module, or where it is called (0.5.23).
+        sys.modules["deep_gemm"] = names["deep_gemm"] = self._deep_gemm()
 
     def _deep_gemm(self) -> ModuleType:
         module = ModuleType("deep_gemm")
