@@ -49,7 +49,8 @@ for number in forwards:
     pass
 writer.close()
 print("the last line", flush=True)
-(here / "ended").write_text("well")
+(here / "ending").write_text("well")
+(here / "ending").rename(here / "ended")
 """
 
 

@@ -214,13 +214,6 @@ def test_a_tensor_of_no_table_is_told() -> None:
     assert any("belong to no table" in problem for problem in proof.problems)
 
 
-def test_a_text_longer_than_any_that_padtrace_writes_fails() -> None:
-    made = recording()
-    made.coverage["hooks"]["pad"]["note"] = "a " * 40_000
-    assert [one.place for one in share_check(made).suspicions] == ["coverage.hooks.pad.note"]
-    assert share_check(redacted(made).recording).holds
-
-
 def test_a_file_that_went_away_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(BadRecordingError):
         share_check_file(recording(), tmp_path / "gone.safetensors")
